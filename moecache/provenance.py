@@ -1,11 +1,12 @@
 """Where a number came from: the versions, the commit and the machine that made it.
 
-A measured number means little without the machine beside it, and a stored result can be trusted only when the code that
-made it can be found again. This module gathers both as a plain dictionary of JSON types, so that a run, a stored result
-and a page of the book show the same facts in the same words.
+A measured number means little without the machine beside it, and a stored result can be trusted only when
+the code that made it can be found again. This module gathers both as a plain dictionary of JSON types, so
+that a run, a stored result and a page of the book show the same facts in the same words.
 
-It does not know what was measured, and it loads nothing: it reports the versions of libraries that are already loaded,
-and names a GPU only where torch is loaded and has one in use. Host and user names are left out.
+It does not know what was measured, and it loads nothing: it reports the versions of libraries that are
+already loaded, and names a GPU only where torch is loaded and has one in use. Host and user names are left
+out.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def provenance(*, device: str | None = None, seconds: float | None = None) -> di
     Returns
     -------
     dict
-        Only JSON types: ``moecache`` (version), ``commit`` and ``is_dirty`` (None outside a clone), ``python``,
-        ``versions`` (of loaded libraries), ``machine``, ``device``, ``date`` (UTC, ISO 8601), ``seconds``.
+        Only JSON types: ``moecache`` (version), ``commit`` and ``is_dirty`` (None outside a clone),
+        ``python``, ``versions`` (of loaded libraries), ``machine``, ``device``, ``date`` (UTC, ISO 8601),
+        ``seconds``.
     """
     return {
         "moecache": _package_version(),
