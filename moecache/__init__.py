@@ -1,3 +1,85 @@
-"""moecache: which expert misses of a mixture-of-experts model are worth waiting for?"""
+"""moecache: which expert misses of a mixture-of-experts model are worth waiting for?
+
+Routers call experts that are not resident. Each such miss can be waited for (exact, slow), or a resident expert can stand in (fast,
+lossy). One compiled kernel decides, and every instrument carries out its decisions: the simulator replays recorded router scores, the
+emulator changes a live model's routing, so that hit rates, losses and seconds speak of the same decisions.
+
+Importing this package loads neither torch nor transformers; the names that need them load on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from moecache.cache import CapacityError, ExpertCache
+from moecache.importers import load_trace
+from moecache.kernel import KERNEL_VERSION, Admission, Eviction, Fallback, Landing, MissRule, Outcome
+from moecache.metrics import perplexity_increase
+from moecache.policy import (
+    FETCH_EVERY_MISS,
+    FIRST_CHOICE,
+    GATE_015,
+    PRESETS,
+    QUALITY_FIRST,
+    SPEED_FIRST,
+    SUBSTITUTE_EVERY_MISS,
+    CountedCalls,
+    Policy,
+    ThresholdUnit,
+    WeightRule,
+    first_j,
+    only_rank_substituted,
+    threshold,
+)
+from moecache.run import Run
+from moecache.simulate import simulate
+from moecache.trace import DecisionLog, ModelShape, RouterTrace, TraceError
+
+if TYPE_CHECKING:
+    from moecache.emulate import emulate
+    from moecache.record import record
 
 __version__ = "0.1.0"
+
+_NEEDS_TORCH = {"record": "moecache.record", "emulate": "moecache.emulate"}
+
+__all__ = [
+    "FETCH_EVERY_MISS",
+    "FIRST_CHOICE",
+    "GATE_015",
+    "KERNEL_VERSION",
+    "PRESETS",
+    "QUALITY_FIRST",
+    "SPEED_FIRST",
+    "SUBSTITUTE_EVERY_MISS",
+    "Admission",
+    "CapacityError",
+    "CountedCalls",
+    "DecisionLog",
+    "Eviction",
+    "ExpertCache",
+    "Fallback",
+    "Landing",
+    "MissRule",
+    "ModelShape",
+    "Outcome",
+    "Policy",
+    "RouterTrace",
+    "Run",
+    "ThresholdUnit",
+    "TraceError",
+    "WeightRule",
+    "emulate",
+    "first_j",
+    "load_trace",
+    "only_rank_substituted",
+    "perplexity_increase",
+    "record",
+    "simulate",
+    "threshold",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEEDS_TORCH:
+        return getattr(import_module(_NEEDS_TORCH[name]), name)
+    raise AttributeError(f"module 'moecache' has no attribute {name!r}")

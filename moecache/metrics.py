@@ -1,0 +1,125 @@
+"""Rates and sums over a decision log, and the perplexity increase.
+
+A *call* is one token, layer and rank: the denominator of every rate. A *step* is one token at one layer: `substituted_mass` is the mean
+over steps, between 0 and 1. Nothing here knows which policy made the decisions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from moecache.kernel import Landing, Outcome
+from moecache.kernel.state import (
+    ADMITTED,
+    ARRIVALS_DROPPED,
+    EVICTIONS,
+    FIRST_SUBSTITUTED,
+    FORCED,
+    NUM_COUNTS,
+    NUM_OUTCOMES,
+)
+from moecache.trace import DecisionLog
+
+
+def count_calls(log: DecisionLog, start: int = 0, stop: int | None = None) -> np.ndarray:
+    """The kernel's counters, computed from a log.
+
+    Parameters
+    ----------
+    log : DecisionLog of T tokens at L layers.
+    start, stop : the window of tokens; arrivals count where they land. The log must start at clock 0.
+
+    Returns
+    -------
+    [L,12] int64 : calls by outcome, evictions, copies booked (always 0 here: a log shows landings), admitted, dropped on arrival,
+        first choices substituted or dropped.
+    """
+    stop = log.outcome.shape[0] if stop is None else stop
+    outcome, num_layers = log.outcome[start:stop], log.outcome.shape[1]
+    counts = np.zeros((num_layers, NUM_COUNTS), np.int64)
+    for code in range(NUM_OUTCOMES):
+        counts[:, code] = (outcome == code).sum(axis=(0, 2))
+    rows = log.arrivals[(log.arrivals[:, 1] >= start) & (log.arrivals[:, 1] < stop)]
+    landed = rows[rows[:, 6] == Landing.LANDED]
+    counts[:, ADMITTED] = np.bincount(landed[:, 2], minlength=num_layers)
+    refused = rows[(rows[:, 6] != Landing.LANDED) & (rows[:, 6] != Landing.CANCELLED)]
+    counts[:, ARRIVALS_DROPPED] = np.bincount(refused[:, 2], minlength=num_layers)
+    evicting = landed[landed[:, 4] >= 0]
+    counts[:, EVICTIONS] = (log.evicted_ids[start:stop] >= 0).sum(axis=(0, 2)) + np.bincount(evicting[:, 2], minlength=num_layers)
+    counts[:, FIRST_SUBSTITUTED] = (outcome[..., 0] > FORCED).sum(axis=0)
+    return counts
+
+
+def summarise(counts: np.ndarray, mass_sum: float, num_tokens: int) -> dict[str, float | int]:
+    """Named totals and rates.
+
+    Parameters
+    ----------
+    counts : [L,12] int64, as made by the kernel or `count_calls`.
+    mass_sum : substituted gate mass summed over tokens and layers.
+    num_tokens : T of the window.
+
+    Returns
+    -------
+    dict : totals (calls, hits, fetched, forced, substituted, dropped, low_precision, cpu, evictions, admitted, ...), rates per call,
+        `fetches_per_token` (over all layers), `fetches_per_step`, `copies_per_step`, `substituted_mass` (mean a step).
+    """
+    total = counts.sum(axis=0)
+    names = {outcome: outcome.name.lower() for outcome in Outcome} | {Outcome.HIT: "hits"}
+    result: dict[str, float | int] = {"tokens": num_tokens, "calls": int(total[:NUM_OUTCOMES].sum())}
+    result |= {name: int(total[outcome]) for outcome, name in names.items()}
+    result |= {
+        "evictions": int(total[EVICTIONS]),
+        "admitted": int(total[ADMITTED]),
+        "arrivals_dropped": int(total[ARRIVALS_DROPPED]),
+        "first_choices_substituted": int(total[FIRST_SUBSTITUTED]),
+    }
+    calls, steps = max(result["calls"], 1), max(num_tokens * counts.shape[0], 1)
+    fetches = result["fetched"] + result["forced"]
+    return result | {
+        "hit_rate": result["hits"] / calls,
+        "substitution_rate": (result["substituted"] + result["dropped"]) / calls,
+        "substituted_mass": float(mass_sum) / steps,
+        "fetches_per_token": fetches / max(num_tokens, 1),
+        "fetches_per_step": fetches / steps,
+        "copies_per_step": (result["admitted"] + result["arrivals_dropped"]) / steps,
+        "fewest_evictions_a_layer": int(counts[:, EVICTIONS].min()),
+    }
+
+
+def token_frame(log: DecisionLog, document_start: np.ndarray, loss_nats: np.ndarray | None) -> pd.DataFrame:
+    """One row a token: document, token loss, calls by outcome over all layers, mean substituted mass, evictions, copies landed."""
+    num_tokens = log.outcome.shape[0]
+    columns: dict[str, np.ndarray] = {"token": np.arange(num_tokens), "document": np.cumsum(document_start) - 1}
+    if loss_nats is not None:
+        columns["loss_nats"] = loss_nats
+    for outcome in Outcome:
+        columns[outcome.name.lower()] = (log.outcome == outcome).sum(axis=(1, 2))
+    columns["first_choices_substituted"] = (log.outcome[..., 0] > FORCED).sum(axis=1)
+    columns["substituted_mass"] = log.substituted_mass.mean(axis=1, dtype=np.float64)
+    landed = log.arrivals[log.arrivals[:, 6] == Landing.LANDED]
+    columns["copies"] = np.bincount(log.arrivals[:, 1], minlength=num_tokens)[:num_tokens]
+    evicting = np.bincount(landed[landed[:, 4] >= 0, 1], minlength=num_tokens)[:num_tokens]
+    columns["evictions"] = (log.evicted_ids >= 0).sum(axis=(1, 2)) + evicting
+    return pd.DataFrame(columns).rename(columns={"hit": "hits"})
+
+
+def perplexity_increase(loss_nats: np.ndarray, exact_loss_nats: np.ndarray) -> float:
+    """exp(mean paired difference of token losses) - 1, over tokens where both are known.
+
+    Parameters
+    ----------
+    loss_nats, exact_loss_nats : [T] token losses of the same tokens; NaN where there is none (a document's first token).
+
+    Raises
+    ------
+    ValueError : arrays of different length, or no token with both losses.
+    """
+    loss, exact = np.asarray(loss_nats, np.float64), np.asarray(exact_loss_nats, np.float64)
+    if loss.shape != exact.shape:
+        raise ValueError(f"losses of {loss.shape} and {exact.shape} tokens cannot be paired; score the same text twice")
+    difference = (loss - exact)[~np.isnan(loss) & ~np.isnan(exact)]
+    if difference.size == 0:
+        raise ValueError("no token has both losses, so there is nothing to compare")
+    return float(np.expm1(difference.mean()))

@@ -1,0 +1,141 @@
+"""The simulator: a policy replayed over a trace. It needs router scores only, and never imports torch.
+
+It logs what the kernel decides; nobody carries the decisions out. Hits, misses, substituted gate mass and bytes are exact; what a
+substitution does to the text is not known here (a stand-in's output would change what later routers see).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from moecache.cache import ExpertCache
+from moecache.policy import Policy
+from moecache.provenance import provenance
+from moecache.run import Run
+from moecache.trace import DecisionLog, RouterTrace, concatenate_tokens
+
+DOCUMENT_HANDLING = ("keep", "reset")
+
+
+def simulate(
+    trace: RouterTrace,
+    policy: Policy,
+    num_slots: int | Sequence[int],
+    cold_start: str | npt.ArrayLike = "first",
+    documents: str = "keep",
+    exact_prefix_tokens: int = 0,
+    keep: str = "log",
+    replay: str = "atomic",
+    warmup_tokens: int = 0,
+    seed: int = 0,
+) -> Run:
+    """Replay a policy over a trace.
+
+    Parameters
+    ----------
+    trace : RouterTrace, T tokens at L layers.
+    policy : Policy.
+    num_slots : slots a layer (at least top-k), or one number a layer.
+    cold_start : "first", "random", "empty", or a profile [L,n] of expert ids.
+    documents : "keep" the cache across documents, or "reset" it at each.
+    exact_prefix_tokens : the first tokens of each document whose misses are all waited for (the prompt).
+    keep : "log" for every decision, "summary" for totals only (sweeps).
+    replay : "atomic"; "sequential" treats each call as a step of its own: a diagnostic that shows how much misses inflate,
+        for policies that wait for every miss.
+    warmup_tokens : where the warm window starts, for totals apart from the cold ones.
+    seed : of the random cold start.
+
+    Returns
+    -------
+    Run : without losses and seconds.
+
+    Raises
+    ------
+    ValueError : an option that is unknown, or a policy that the trace cannot replay.
+    """
+    _check_options(trace, policy, documents, keep, replay, warmup_tokens, exact_prefix_tokens)
+    replayed = trace if replay == "atomic" else _one_call_a_step(trace)
+    rules = policy if replay == "atomic" else _stretched(policy, trace.shape.top_k)
+    cache = ExpertCache(replayed.shape, rules, num_slots, cold_start, seed)
+    is_exact = exact_prefix(replayed.document_start, exact_prefix_tokens)
+    boundary = warmup_tokens * (1 if replay == "atomic" else trace.shape.top_k)
+    logs: list[DecisionLog] = []
+    cold = (np.zeros_like(cache.counts), 0.0)
+    for block in _segments(replayed, documents, boundary):
+        if block.start == boundary:
+            cold = (cache.counts.copy(), float(cache.state.mass_sum.sum()))
+        if documents == "reset" and block.start > 0 and replayed.document_start[block.start]:
+            _log_cancelled(logs, cache.reset())
+        scores = None if replayed.selection_scores is None else replayed.selection_scores[block]
+        log = cache.decide(
+            replayed.topk_ids[block], replayed.gate_weights[block], scores, is_exact=is_exact[block], keep_log=keep == "log"
+        )
+        if log is not None:
+            logs.append(log)
+    mass = float(cache.state.mass_sum.sum())
+    return Run(
+        instrument="simulator", policy=policy, shape=trace.shape, num_slots=cache.num_slots,
+        cold_start=cold_start if isinstance(cold_start, str) else "profile", documents=documents, replay=replay,
+        document_start=replayed.document_start, decisions=concatenate_tokens(logs) if logs else None, counts=cache.counts,
+        mass_sum=mass, warmup_tokens=boundary, warm_counts=cache.counts - cold[0], warm_mass_sum=mass - cold[1],
+        provenance=provenance(),
+    )
+
+
+def exact_prefix(document_start: np.ndarray, num_tokens: int) -> np.ndarray:
+    """[T] bool: True at the first `num_tokens` tokens of each document."""
+    position = np.arange(document_start.size)
+    start = np.maximum.accumulate(np.where(document_start, position, 0))
+    return position - start < num_tokens
+
+
+def _segments(trace: RouterTrace, documents: str, boundary: int) -> list[slice]:
+    """Slices to decide at once: cut where the cache is reset and where the warm window starts."""
+    cuts = {0, trace.num_tokens} | ({boundary} if 0 < boundary < trace.num_tokens else set())
+    if documents == "reset":
+        cuts |= {part.start for part in trace.document_slices()}
+    return [slice(a, b) for a, b in pairwise(sorted(cuts))]
+
+
+def _log_cancelled(logs: list[DecisionLog], rows: np.ndarray) -> None:
+    if logs and rows.size:
+        last = logs[-1]
+        logs[-1] = DecisionLog(
+            last.outcome, last.computed_ids, last.evicted_ids, np.concatenate([last.arrivals, rows]), last.substituted_mass
+        )
+
+
+def _one_call_a_step(trace: RouterTrace) -> RouterTrace:
+    """The trace with each call as a token of its own: [T x K, L, 1]."""
+    shape = type(trace.shape)(trace.shape.num_layers, trace.shape.num_experts, 1, trace.shape.expert_bytes)
+    starts = np.zeros(trace.num_tokens * trace.shape.top_k, bool)
+    starts[:: trace.shape.top_k] = trace.document_start
+    ids = trace.topk_ids.transpose(0, 2, 1).reshape(-1, trace.shape.num_layers, 1)
+    return RouterTrace.from_arrays(ids, np.ones(ids.shape, np.float32), document_start=starts, shape=shape, source=trace.source)
+
+
+def _stretched(policy: Policy, top_k: int) -> Policy:
+    return policy if policy.half_life is None else policy.replace(half_life=policy.half_life * top_k, label=policy.label)
+
+
+def _check_options(
+    trace: RouterTrace, policy: Policy, documents: str, keep: str, replay: str, warmup_tokens: int, exact_prefix_tokens: int
+) -> None:
+    options = {
+        "documents": (documents, DOCUMENT_HANDLING),
+        "keep": (keep, ("log", "summary")),
+        "replay": (replay, ("atomic", "sequential")),
+    }
+    for name, (value, known) in options.items():
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
+    if replay == "sequential" and not policy.waits_for_every_miss:
+        raise ValueError(f"replay='sequential' is a diagnostic for policies that wait for every miss, not {policy.label!r}")
+    if not 0 <= warmup_tokens < trace.num_tokens:
+        raise ValueError(f"warmup_tokens={warmup_tokens} is outside 0..{trace.num_tokens - 1}, the trace's tokens")
+    if exact_prefix_tokens < 0:
+        raise ValueError(f"exact_prefix_tokens={exact_prefix_tokens} must be 0 or more")
