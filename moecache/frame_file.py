@@ -52,7 +52,7 @@ def write_frame(path: Path, frame: pd.DataFrame, header: dict[str, Any]) -> None
     about = {"columns": dtypes, "num_rows": len(frame), "sha256": _digest(text)} | header
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, text)
-    replace_file(path.with_suffix(".json"), json.dumps(about, indent=1, sort_keys=True) + "\n")
+    replace_file(path.with_suffix(".json"), json.dumps(about, indent=1) + "\n")
 
 
 def read_frame(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:

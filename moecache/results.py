@@ -94,8 +94,8 @@ def load_or_run(
     experiment : str
         Lower-case letters, digits and underscores.
     parameters : mapping
-        Everything the numbers depend on: JSON types, numpy scalars and arrays, or objects with ``to_dict()`` such as a
-        policy.
+        Everything the numbers depend on: JSON types, numpy scalars and arrays, or objects with
+        ``to_dict()`` such as a policy.
     function : callable
         Measures; takes nothing and returns a tidy table with the default index.
     inputs : mapping, optional
@@ -125,9 +125,7 @@ def load_or_run(
     return _noted(_run(question, function, code))
 
 
-def describe(
-    experiment: str, parameters: Mapping[str, Any], inputs: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+def describe(experiment: str, parameters: Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return what a result's key is made from, and the key."""
     from moecache.kernel import KERNEL_VERSION
 
@@ -200,9 +198,7 @@ def _run(question: Mapping[str, Any], function: Callable[[], pd.DataFrame], code
     frame = function()
     about = provenance(seconds=time.perf_counter() - start)
     if not isinstance(frame, pd.DataFrame):
-        raise ValueError(
-            f"{question['experiment']}: the function must return a DataFrame, got {type(frame).__name__}"
-        )
+        raise ValueError(f"{question['experiment']}: the function must return a DataFrame, got {type(frame).__name__}")
     path = _path(own_folder(), question)
     write_frame(path, frame, {**question, "code": code, "provenance": about})
     # Read back: what is shown now is what will be shown from the file.
@@ -261,9 +257,7 @@ def _code_of(function: Callable[..., Any]) -> str:
 
 @cache
 def _package_code() -> str:
-    files = sorted(
-        path for path in _PACKAGE.rglob("*.py") if path.relative_to(_PACKAGE).parts[0] not in _SHOWING
-    )
+    files = sorted(path for path in _PACKAGE.rglob("*.py") if path.relative_to(_PACKAGE).parts[0] not in _SHOWING)
     return hashlib.sha256("".join(_meaning(path.read_text()) for path in files).encode()).hexdigest()
 
 
@@ -271,8 +265,6 @@ def _meaning(source: str) -> str:
     """Return a module's code without comments and docstrings: a better explanation measures nothing anew."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
-            node, clean=False
-        ):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
             node.body = node.body[1:]
     return ast.dump(tree)
