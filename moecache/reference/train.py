@@ -1,0 +1,184 @@
+"""Training of a reference model: warm-up, constant rate, and a decay that is a branch.
+
+The main run warms up and then keeps its learning rate, so it can go on for as long as anybody likes. A model fit for
+use is branched off: a copy of a constant-rate checkpoint goes on for a while with the rate falling linearly to zero
+(`start_decay`); the main run is not touched. Weights, optimizer and step are saved every few minutes and on SIGINT or
+SIGTERM; the same command goes on from there, and gives the curve that an uncut run would have given.
+
+Letters: T tokens a step. This module knows the order of events in a step; what a step computes is in `network`, what it
+reads in `corpus`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from moecache.reference.checkpoint import append_log, cut_log, load_checkpoint, run_folder, save_checkpoint
+from moecache.reference.corpus import Corpus, training_corpus
+from moecache.reference.network import RouterTap, keep_freed_memory, make_network, mean_balance, token_losses
+from moecache.reference.settings import MODELS_FOLDER, TrainSettings
+
+SAVE_EVERY_SECONDS = 300.0
+LOG_EVERY_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Decay:
+    """A falling rate: from the constant rate at `first_step` linearly to zero after `num_steps`."""
+
+    first_step: int
+    num_steps: int
+
+
+def learning_rate(step: int, settings: TrainSettings, decay: Decay | None = None) -> float:
+    """Rate of a step (counted from 0): linear warm-up, constant, then linear decay on a branch."""
+    rate = settings.learning_rate * min(1.0, (step + 1) / settings.warmup_steps)
+    if decay is not None:
+        rate *= max(0.0, 1.0 - (step - decay.first_step) / decay.num_steps)
+    return rate
+
+
+def make_optimizer(model: torch.nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
+    """AdamW; weight decay on matrices only, not on norms, gates' biases and embeddings' scales."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
+
+
+@dataclass
+class Trainer:
+    """A run in memory: network, optimizer, corpus, and how many steps are done."""
+
+    settings: TrainSettings
+    corpus: Corpus
+    folder: Path
+    decay: Decay | None = None
+    step: int = 0
+    say: Callable[[str], None] = print
+    is_stopping: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.model = make_network(self.settings.geometry, self.settings.seed).train()
+        self.optimizer = make_optimizer(self.model, self.settings)
+        self.tap = RouterTap(self.model)
+        self.step = load_checkpoint(self.folder, self.model, self.optimizer, self.settings)
+        cut_log(self.folder, self.step)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens trained on so far."""
+        return self.step * self.settings.step_tokens
+
+    def train_step(self) -> dict[str, float]:
+        """One optimizer step; returns token loss (nats), balance and gradient norm."""
+        rows = torch.from_numpy(self.corpus.batch(self.step, self.settings.rows_per_step))
+        rate = learning_rate(self.step, self.settings, self.decay)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.tap.clear()
+        loss = token_losses(self.model, rows).mean()
+        even = mean_balance(self.tap)
+        (loss + self.settings.balance_coefficient * even).backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+        self.step += 1
+        return {"loss_nats": loss.item(), "balance": even.item(), "gradient_norm": norm.item()}
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        save_checkpoint(self.folder, self.model, self.optimizer, self.step, self.settings)
+
+    def stop(self, *_: object) -> None:
+        """Ask the run to save and end after the step under way (also the signal handler)."""
+        self.is_stopping = True
+
+    def run(self, num_tokens: int) -> None:
+        """Train until `num_tokens` are done, logging and saving on the way."""
+        last_step = -(-num_tokens // self.settings.step_tokens)
+        saved = logged = time.monotonic()
+        window: list[dict[str, float]] = []
+        while self.step < last_step and not self.is_stopping:
+            window.append(self.train_step())
+            if self.step % LOG_EVERY_STEPS == 0 or self.step == last_step:
+                now = time.monotonic()
+                self._log(window, now - logged, last_step)
+                logged, window = now, []
+            if time.monotonic() - saved > SAVE_EVERY_SECONDS:
+                self.save()
+                saved = time.monotonic()
+        self.save()
+
+    def _log(self, window: list[dict[str, float]], seconds: float, last_step: int) -> None:
+        means = {key: round(sum(entry[key] for entry in window) / len(window), 5) for key in window[0]}
+        speed = len(window) * self.settings.step_tokens / seconds
+        rate = learning_rate(self.step - 1, self.settings, self.decay)
+        entry = {"step": self.step, "num_tokens": self.num_tokens, **means, "learning_rate": rate}
+        append_log(self.folder, entry | {"tokens_per_second": round(speed, 1), "time": round(time.time())})
+        left_seconds = (last_step - self.step) * self.settings.step_tokens / speed
+        self.say(
+            f"step {self.step:6d}  {self.num_tokens / 1e6:7.3f} M tokens  loss {means['loss_nats']:.4f} nats  "
+            f"balance {means['balance']:.3f}  {speed:6.0f} tokens/s  {left_seconds / 60:5.0f} min left"
+        )
+
+
+def start_decay(name: str, fraction: float) -> tuple[str, Decay]:
+    """Copy a run's checkpoint into a branch and return the branch's name and its decay.
+
+    Parameters
+    ----------
+    name : the constant-rate run.
+    fraction : length of the decay as a share of the tokens trained so far.
+
+    Raises
+    ------
+    ValueError : the run has no checkpoint yet.
+    """
+    source = run_folder(name)
+    if not (source / "checkpoint.pt").exists():
+        raise ValueError(f"no checkpoint in {source}: run `python -m moecache.reference train` first")
+    step = int(torch.load(source / "checkpoint.pt", weights_only=True)["step"])
+    branch = f"{name}-decay-{step}"
+    target = run_folder(branch)
+    if not target.exists():
+        target.mkdir(parents=True)
+        shutil.copy2(source / "log.jsonl", target / "log.jsonl")
+        shutil.copy2(source / "checkpoint.pt", target / "checkpoint.pt")
+    return branch, Decay(step, max(1, round(fraction * step)))
+
+
+def train(num_tokens: int, settings: TrainSettings | None = None, decay_fraction: float | None = None) -> Path:
+    """Train the reference model, or a decayed branch of it, and return the run's folder.
+
+    Parameters
+    ----------
+    num_tokens : where the main run stops; a branch stops where its rate is zero.
+    settings : default the settings of `reference-512`.
+    decay_fraction : None for the main run; else branch off with a decay of this share of the tokens so far.
+    """
+    settings = settings or TrainSettings()
+    keep_freed_memory()
+    corpus = training_corpus(MODELS_FOLDER / settings.name / "tokenizer.json", settings.row_tokens, settings.seed)
+    branch, decay = settings.name, None
+    if decay_fraction is not None:
+        branch, decay = start_decay(settings.name, decay_fraction)
+        num_tokens = (decay.first_step + decay.num_steps) * settings.step_tokens
+    trainer = Trainer(settings, corpus, run_folder(branch), decay)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, trainer.stop)
+    print(f"{branch}: {trainer.step} steps done, training to {num_tokens / 1e6:.2f} M tokens", flush=True)
+    trainer.say = lambda line: print(line, flush=True)
+    trainer.run(num_tokens)
+    print(f"saved in {trainer.folder} after {trainer.num_tokens / 1e6:.3f} M tokens", flush=True)
+    return trainer.folder
