@@ -7,7 +7,9 @@ emulator changes a live model's routing, so that hit rates, losses and seconds s
 Importing this package loads neither torch nor transformers; the names that need them load on first use.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from moecache.cache import CapacityError, ExpertCache
@@ -83,3 +85,14 @@ def __getattr__(name: str) -> Any:
     if name in _NEEDS_TORCH:
         return getattr(import_module(_NEEDS_TORCH[name]), name)
     raise AttributeError(f"module 'moecache' has no attribute {name!r}")
+
+
+class _Package(ModuleType):
+    """Keeps `moecache.record` a function: importing the submodule of that name would put the module in its place."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_namesake = name in _NEEDS_TORCH and isinstance(value, ModuleType)
+        super().__setattr__(name, getattr(value, name) if is_namesake else value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,71 @@
+"""Recording: the trace holds what the routers said, and the model does not notice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import FAMILIES, documents, olmoe, qwen3_next
+
+import moecache as mc
+from moecache import hf_internals
+from moecache.families import UnknownRouter, model_shape
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_trace_holds_the_routers_own_words(name):
+    model, texts = FAMILIES[name](), documents()
+    trace = mc.record(model, texts)
+    shape = model_shape(model)
+    assert trace.shape == shape
+    assert np.array_equal(trace.token_ids, np.concatenate(texts))
+    assert np.flatnonzero(trace.document_start).tolist() == [0, 40, 41]
+    first = torch.from_numpy(texts[0])[None]
+    with torch.no_grad():
+        logits = torch.stack(model(input_ids=first, output_router_logits=True).router_logits, dim=1)
+    chosen = torch.softmax(logits, -1).topk(shape.top_k)
+    gates = chosen.values / chosen.values.sum(-1, keepdim=True)
+    assert np.array_equal(trace.selection_scores[:40], logits.to(torch.float16).numpy())
+    assert np.array_equal(trace.topk_ids[:40], chosen.indices.numpy())
+    np.testing.assert_allclose(trace.gate_weights[:40], gates.numpy(), atol=1e-6)
+
+
+def test_recording_leaves_the_model_as_it_was():
+    model, text = qwen3_next(), torch.from_numpy(documents()[0])[None]
+    with torch.no_grad():
+        before = model(input_ids=text).logits
+        mc.record(model, documents())
+        assert torch.equal(model(input_ids=text).logits, before)
+    assert not any(layer.router._forward_hooks for layer in hf_internals.moe_layers(model))
+
+
+def test_trace_survives_a_file(tmp_path):
+    trace = mc.record(olmoe(), documents(), source={"text": "random", "revision": 3})
+    trace.save(tmp_path / "trace.safetensors")
+    loaded = mc.load_trace(tmp_path / "trace.safetensors")
+    for field in ("token_ids", "document_start", "selection_scores", "topk_ids", "gate_weights"):
+        assert np.array_equal(getattr(loaded, field), getattr(trace, field))
+    assert (loaded.shape, loaded.source) == (trace.shape, trace.source)
+    assert loaded.source["model_type"] == "olmoe"
+    assert loaded.source["revision"] == 3
+
+
+def test_one_document_needs_no_list():
+    model, text = olmoe(), documents()[0]
+    alone, listed = mc.record(model, text), mc.record(model, [text])
+    assert np.array_equal(alone.selection_scores, listed.selection_scores)
+
+
+def test_bfloat16_models_are_recorded():
+    trace = mc.record(olmoe().to(torch.bfloat16), documents())
+    np.testing.assert_allclose(trace.gate_weights.sum(-1), 1, atol=1e-6)
+    assert (np.diff(trace.gate_weights, axis=-1) <= 0).all()
+
+
+def test_unknown_family_and_training_mode_are_refused():
+    model = olmoe()
+    with pytest.raises(ValueError, match="training mode"):
+        mc.record(model.train(), documents())
+    model.config.model_type = "unheard_of"
+    with pytest.raises(UnknownRouter):
+        mc.record(model.eval(), documents())
