@@ -149,6 +149,11 @@ class ExpertCache:
         Returns
         -------
         DecisionLog of these tokens and layers, or None without `keep_log`. Clocks in `arrivals` count this cache's tokens.
+
+        Raises
+        ------
+        ValueError : arrays that do not fit the cache or each other, ids that are no experts, scores that are missing or not
+            float16, or layers at different tokens.
         """
         steps = self._steps(topk_ids, gate_weights, selection_scores, first_layer, is_exact)
         if not keep_log:
@@ -188,12 +193,7 @@ class ExpertCache:
         first_layer: int,
         is_exact: np.ndarray | None,
     ) -> Steps:
-        num_tokens, num_layers, top_k = topk_ids.shape
-        if top_k != self.shape.top_k or not 0 <= first_layer <= self.shape.num_layers - num_layers:
-            raise ValueError(
-                f"steps of shape {topk_ids.shape} from layer {first_layer} do not fit a cache of "
-                f"{self.shape.num_layers} layers and top-{self.shape.top_k}"
-            )
+        num_tokens = self._check_steps(topk_ids, gate_weights, selection_scores, first_layer, is_exact)
         if selection_scores is None and needs_scores(self.policy):
             raise ValueError(
                 f"policy {self.policy.label!r} substitutes by selection score, but no selection scores are given; "
@@ -206,6 +206,35 @@ class ExpertCache:
             _frozen(topk_ids, np.int16), _frozen(gate_weights, np.float32), _frozen(scores, np.int16),
             _frozen(is_exact, np.uint8), _frozen(growth, np.float64), _frozen(epoch, np.int64),
         )
+
+    def _check_steps(
+        self,
+        topk_ids: np.ndarray,
+        gate_weights: np.ndarray,
+        selection_scores: np.ndarray | None,
+        first_layer: int,
+        is_exact: np.ndarray | None,
+    ) -> int:
+        """T, after refusing what the kernel would misread: it indexes without looking."""
+        shape, size = self.shape, topk_ids.shape
+        if len(size) != 3 or size[2] != shape.top_k or not 0 <= first_layer <= shape.num_layers - size[1]:
+            raise ValueError(
+                f"topk_ids {list(size)} from layer {first_layer} do not fit a cache of {shape.num_layers} layers and "
+                f"top-{shape.top_k}: they must be [tokens, layers, {shape.top_k}]"
+            )
+        if topk_ids.dtype.kind not in "iu" or (topk_ids.size and not 0 <= topk_ids.min() <= topk_ids.max() < shape.num_experts):
+            raise ValueError(f"topk_ids must be integers in 0..{shape.num_experts - 1}, got {_range(topk_ids)}")
+        expected = {"gate_weights": (gate_weights, size, "f"), "is_exact": (is_exact, size[:1], "biu")}
+        expected["selection_scores"] = (selection_scores, (*size[:2], shape.num_experts), "f")
+        for name, (array, right_size, kinds) in expected.items():
+            if array is not None and (array.shape != right_size or array.dtype.kind not in kinds):
+                raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, but topk_ids {list(size)} ask for {list(right_size)}")
+        if selection_scores is not None and selection_scores.dtype != np.float16:
+            raise ValueError(f"selection_scores are {selection_scores.dtype}; decisions are made on float16: round them with to_recorded")
+        clocks = self.state.clock[first_layer : first_layer + size[1]]
+        if clocks.min() != clocks.max():
+            raise ValueError(f"layers {first_layer}..{first_layer + size[1] - 1} stand at different tokens {clocks}; decide them apart")
+        return size[0]
 
     def _growth(self, first_layer: int, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
         if self.policy.eviction != Eviction.DECAYED_COUNT:
@@ -224,6 +253,10 @@ def rank_order(gate_weights: np.ndarray, topk_ids: np.ndarray) -> np.ndarray:
     by_id = np.argsort(topk_ids, axis=-1, kind="stable")
     weights = np.take_along_axis(gate_weights, by_id, axis=-1)
     return np.take_along_axis(by_id, np.argsort(-weights, axis=-1, kind="stable"), axis=-1)
+
+
+def _range(array: np.ndarray) -> str:
+    return f"{array.dtype} {array.min()}..{array.max()}" if array.size else f"{array.dtype}"
 
 
 def _frozen(array: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
