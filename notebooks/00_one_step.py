@@ -40,6 +40,4 @@ chapters.show(figure, alt="The calls walk through the experts in turn and then s
 # $\hat g = \sum_k g_k = 1$. More in the [glossary](../glossary.md).
 
 # %%
-chapters.values(
-    num_calls=len(stream.frame), first_fraction=stream.frame["is_first"].mean(), num_slots=num_slots
-)
+chapters.values(num_calls=len(stream.frame), first_fraction=stream.frame["is_first"].mean(), num_slots=num_slots)

@@ -1,9 +1,9 @@
 """From an executed notebook to a page's notebook.
 
-An executed notebook holds run times, random cell ids, placeholders and the parameters twice. A page holds none of
-these: the same numbers always give the same page. Assembly writes the values into the prose, moves each figure's
-alternative text to where the book's builder looks for it, and adds the boxes. It refuses figures without
-alternative text.
+An executed notebook holds run times, random cell ids, placeholders and the parameters twice. A page holds
+none of these: the same numbers always give the same page. Assembly writes the values into the prose, moves
+each figure's alternative text to where the book's builder looks for it, and adds the boxes. It refuses
+figures without alternative text.
 
 It runs nothing and renders nothing.
 """
@@ -59,12 +59,13 @@ def assemble(chapter: Chapter, executed: Any, profile: str) -> Page:
     """
     run = executed.metadata["moecache"]
     record = _record(executed)
-    title, *body = [_clean(cell, chapter) for cell in executed.cells if not _is_machinery(cell)]
+    first, *body = [_clean(cell, chapter) for cell in executed.cells if not _is_machinery(cell)]
+    first.source = first.source.replace("# ", f"# {chapter.number} · ", 1)
     parameters = parameters_cell(nbformat.v4.new_notebook(cells=body))
     parameters.source = with_values(parameters.source, run["parameters"])
     heading = nbformat.v4.new_markdown_cell(boxes.heading(chapter, profile, run["parameters"]))
     origin = nbformat.v4.new_markdown_cell(boxes.origin(record, run))
-    cells = [_filled(cell, record["values"], chapter.number) for cell in [title, *body]]
+    cells = [_filled(cell, record["values"], chapter.number) for cell in [first, *body]]
     cells = [cells[0], heading, *cells[1:], origin]
     for place, cell in enumerate(cells):
         cell["id"] = hashlib.sha256(f"{chapter.number}/{place}/{cell.source}".encode()).hexdigest()[:12]

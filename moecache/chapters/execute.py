@@ -1,9 +1,9 @@
 """Run one chapter: a source goes in, an executed notebook comes out, or nothing.
 
-papermill runs the cells and saves after each, so it writes to another name that becomes the real one only when
-every cell has run; a cancelled or failed run leaves no plausible half chapter, only a ``.failed.ipynb`` to look
-at. Each run is a process of its own with one computing thread. Whatever a chapter writes to its error stream is a
-fault: a warning that nobody reads is worth nothing.
+papermill runs the cells and saves after each, so it writes to another name that becomes the real one only
+when every cell has run; a cancelled or failed run leaves no plausible half chapter, only a
+``.failed.ipynb`` to look at. Each run is a process of its own with one computing thread. Whatever a chapter
+writes to its error stream is a fault: a warning that nobody reads is worth nothing.
 
 It does not know what is stale, what a page looks like, or what the chapter asks.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from moecache.chapters.source import Chapter, parameters_cell
 RECORD_TAG = "record"
 _RECORD = "from moecache.chapters.display import record\n\nrecord()"
 _TAIL_LINES = 12
+_running: set[subprocess.Popen[bytes]] = set()
 
 
 class ChapterFailed(RuntimeError):
@@ -64,10 +66,30 @@ def run_chapter(
     work = {"source": str(chapter.path), "parameters": dict(parameters), "target": str(target), "position": position}
     command = [sys.executable, "-m", "moecache.chapters.execute", json.dumps(work)]
     environment = kernel_environment(target.parent, results_mode)
-    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False)
-    if done.returncode != 0:
-        told = error.read_text() if error.exists() else f"its process ended with status {done.returncode}"
+    status = _wait_for(command, environment)
+    if status != 0:
+        told = error.read_text() if error.exists() else f"its process ended with status {status}"
         raise ChapterFailed(f"chapter {chapter.number} ({chapter.path.name}) failed:\n{told}")
+
+
+def interrupt_all() -> None:
+    """Interrupt every chapter that runs now, as the interrupt key would."""
+    for process in list(_running):
+        process.send_signal(signal.SIGINT)
+
+
+def _wait_for(command: list[str], environment: Mapping[str, str]) -> int:
+    # A group of its own: the interrupt key must not reach it twice, directly and through us.
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+    _running.add(process)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
+    finally:
+        _running.discard(process)
 
 
 def kernel_environment(folder: Path, results_mode: str) -> dict[str, str]:

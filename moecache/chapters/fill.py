@@ -13,7 +13,7 @@ from typing import Any
 _PLACEHOLDER = re.compile(r"\{\{\s*([\w.]+)\s*(?::([^{}]*))?\}\}")
 
 
-def fill(text: str, values: Mapping[str, Any], where: str) -> str:
+def fill(text: str, values: Mapping[str, Any], where: str, *, missing: str | None = None) -> str:
     """Write values into a text.
 
     Parameters
@@ -23,6 +23,8 @@ def fill(text: str, values: Mapping[str, Any], where: str) -> str:
     values : mapping of str to int, float, bool or str
     where : str
         Name of the page, for the error.
+    missing : str, optional
+        Written where a name is unknown; by default that is an error.
 
     Raises
     ------
@@ -32,6 +34,8 @@ def fill(text: str, values: Mapping[str, Any], where: str) -> str:
 
     def written(found: re.Match[str]) -> str:
         name, form = found[1], (found[2] or "").strip()
+        if name not in values and missing is not None:
+            return missing
         if name not in values:
             raise ValueError(f"{where}: no value {name!r} for {found[0]}; there are: {', '.join(sorted(values))}")
         try:

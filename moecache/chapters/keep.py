@@ -1,0 +1,53 @@
+"""Keep what a full study measured: from this machine's own results to those that are committed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from moecache import results
+from moecache.chapters.display import RECORD_TYPE
+from moecache.chapters.study import EDITIONS, Job, find_jobs
+
+_MAX_BYTES = 5_000_000
+
+
+def keep_results(root: Path) -> list[Path]:
+    """Copy every result that the last full study used to the stored ones, and remove those that none uses.
+
+    Raises
+    ------
+    ValueError
+        If a chapter has not been run in full, or a table is too large to be committed.
+    """
+    jobs = find_jobs(root, EDITIONS["full"])
+    missing = [job.target.stem for job in jobs if not job.target.exists()]
+    if missing:
+        raise ValueError(f"not run in full yet: {', '.join(missing)}; run `make study PROFILE=full` first")
+    stored = root / "data" / "results"
+    used = sorted({place for job in jobs for place in _used(job)})
+    for place in used:
+        _copy(results.own_folder() / place, stored / place)
+    for path in sorted(stored.rglob("*.csv")):
+        if path.relative_to(stored) not in used:
+            path.unlink()
+            path.with_suffix(".json").unlink(missing_ok=True)
+    return [stored / place for place in used]
+
+
+def _used(job: Job) -> Iterator[Path]:
+    for cell in json.loads(job.target.read_text())["cells"]:
+        for output in cell.get("outputs", []):
+            for result in output.get("data", {}).get(RECORD_TYPE, {}).get("results", []):
+                yield Path(result["experiment"], result["file"])
+
+
+def _copy(source: Path, target: Path) -> None:
+    size = source.stat().st_size
+    if size > _MAX_BYTES:
+        raise ValueError(f"{source.name} has {size} bytes, more than {_MAX_BYTES}: store fewer rows or columns")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for suffix in (".csv", ".json"):
+        shutil.copyfile(source.with_suffix(suffix), target.with_suffix(suffix))

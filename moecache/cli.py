@@ -1,0 +1,137 @@
+"""The command line: run a chapter, run the study, make the book.
+
+Each subcommand is one function and one entry in `_COMMANDS`. What is wrong is said in a line, with what to
+do, and ends the command with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit status."""
+    parser = argparse.ArgumentParser(prog="moecache", description="Which expert misses are worth waiting for?")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (function, declare) in _COMMANDS.items():
+        command = commands.add_parser(name, help=_purpose(function), description=_purpose(function))
+        declare(command)
+        command.set_defaults(function=function)
+    asked = parser.parse_args(arguments)
+    try:
+        return asked.function(asked)
+    except KeyboardInterrupt:
+        print("\nmoecache: stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    except (ValueError, RuntimeError, OSError) as fault:
+        print(f"moecache: {fault}", file=sys.stderr)
+        return 1
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Rerun one chapter with parameters of your own and write it as one page."""
+    from moecache.chapters.own_run import run_with
+
+    chapter = _chapter(asked.chapter)
+    target = asked.output or Path(f"{chapter.path.stem}.html")
+    print(run_with(chapter, dict(asked.parameter), asked.profile, target, _clone() / "build" / "own"))
+    return 0
+
+
+def chapters(asked: argparse.Namespace) -> int:
+    """List the chapters and their parameters."""
+    from moecache.chapters.source import find_chapters
+
+    for chapter in find_chapters(_clone() / "notebooks").values():
+        print(f"{chapter.number}  {chapter.title}\n{chapter.describe()}")
+    return 0
+
+
+def study(asked: argparse.Namespace) -> int:
+    """Run every chapter on this machine and make the book of what it measured."""
+    return _make(asked.profile, asked.only)
+
+
+def book(asked: argparse.Namespace) -> int:
+    """Make the book from the stored results; nothing is measured."""
+    return _make("stored", asked.only)
+
+
+def keep(asked: argparse.Namespace) -> int:
+    """Store what the last full study measured, for the book and for others."""
+    from moecache.chapters.keep import keep_results
+
+    for path in keep_results(_clone()):
+        print(path)
+    return 0
+
+
+def _make(edition: str, only: Sequence[str]) -> int:
+    from moecache.chapters.render import make_book
+    from moecache.chapters.study import EDITIONS, run_chapters
+
+    root = _clone()
+    page = make_book(root, run_chapters(root, EDITIONS[edition], only), is_part=bool(only))
+    print(f"[moecache] the book is at {page}")
+    return 0
+
+
+def _chapter(number: str) -> Any:
+    from moecache.chapters.source import find_chapters
+
+    known = find_chapters(_clone() / "notebooks")
+    if number not in known:
+        listed = "\n".join(f"  {chapter.number}  {chapter.title}" for chapter in known.values())
+        raise ValueError(f"no chapter {number!r}; there are:\n{listed}")
+    return known[number]
+
+
+def _clone() -> Path:
+    if not (_ROOT / "notebooks" / "runs.yml").exists():
+        raise ValueError("this command needs a clone of the study: run it from a clone's own environment (make setup)")
+    return _ROOT
+
+
+def _purpose(function: Callable[..., int]) -> str:
+    return (function.__doc__ or "").strip()
+
+
+def _declare_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("chapter", help="two digits, such as 04")
+    parser.add_argument(
+        "-p", dest="parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
+        help="a parameter's value; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("-o", dest="output", type=Path, help="where the page goes")
+    parser.add_argument("--profile", choices=("quick", "full"), default="quick", help="where to start from")
+
+
+def _declare_study(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profile", choices=("quick", "full"), default="quick", help="which parameters")
+    _declare_book(parser)
+
+
+def _declare_book(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", nargs="+", default=[], metavar="NN", help="only these chapters")
+
+
+def _declare_nothing(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+_COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], Callable[[argparse.ArgumentParser], None]]] = {
+    "run": (run, _declare_run),
+    "chapters": (chapters, _declare_nothing),
+    "study": (study, _declare_study),
+    "book": (book, _declare_book),
+    "keep": (keep, _declare_nothing),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
