@@ -118,9 +118,10 @@ def find_chapters(notebooks: Path) -> dict[str, Chapter]:
 
     entries = yaml.safe_load((notebooks / "runs.yml").read_text()) or {}
     sources = {path.name[:2]: path for path in sorted(notebooks.glob("[0-9][0-9]_*.py"))}
-    if set(entries) != set(sources):
-        odd = sorted(set(map(str, entries)) ^ set(sources))
-        raise ChapterError(f"runs.yml and the sources in {notebooks.name}/ differ in {', '.join(odd)} (quote numbers)")
+    without = {"an entry in runs.yml": set(sources) - set(entries), "a source": set(entries) - set(sources)}
+    for what, numbers in without.items():
+        if numbers:
+            raise ChapterError(f"chapter {', '.join(sorted(map(repr, numbers)))} lacks {what} (numbers are strings)")
     return {number: _chapter(number, path, entries[number]) for number, path in sources.items()}
 
 
