@@ -94,9 +94,10 @@ def test_shares_of_the_calls_by_hand() -> None:
     assert row.to_dict() == {"policy": "p", **expected}
 
 
-def test_a_policy_table_has_seven_columns_and_the_shares_of_its_policies(frame: pd.DataFrame) -> None:
+def test_a_policy_table_has_few_columns_and_the_shares_of_its_policies(frame: pd.DataFrame) -> None:
     table = stats.policy_table(frame.sample(frac=1.0, random_state=0), num_draws=200).set_index("policy")
-    assert len(table.columns) == 6
+    assert len(table.columns) == 7
+    assert table.loc["heaviest", "first_choice_fraction"] == pytest.approx(0.05)
     assert table.loc["middle", "family"] == "threshold"
     assert table.loc["middle", "substituted_fraction"] == pytest.approx(0.2)
     assert table.loc["middle", "substituted_mass"] == pytest.approx(0.2, abs=0.01)

@@ -89,8 +89,8 @@ def policy_table(frame: pd.DataFrame, unit: str = "document", **bootstrap: float
     Parameters
     ----------
     frame : DataFrame
-        As for ``perplexity_increases``, with ``family``, ``calls``, ``substituted``, ``dropped`` and
-        ``substituted_mass`` besides.
+        As for ``perplexity_increases``, with ``family``, ``calls``, ``substituted``, ``dropped``,
+        ``first_choices_substituted`` and ``substituted_mass`` besides.
     unit : {"document", "cluster"}
     **bootstrap
         ``confidence``, ``num_draws``, ``seed``.
@@ -99,15 +99,16 @@ def policy_table(frame: pd.DataFrame, unit: str = "document", **bootstrap: float
     -------
     DataFrame
         ``policy``, ``family``, ``increase``, ``low``, ``high``, ``substituted_fraction`` (of the calls:
-        substituted or dropped, that is, answered by another expert or by none), ``substituted_mass`` (mean a
-        step, 0 to 1).
+        substituted or dropped, that is, answered by another expert or by none), ``first_choice_fraction``
+        (first choices substituted, of all calls), ``substituted_mass`` (mean a step, 0 to 1).
     """
     increases = perplexity_increases(frame, unit, **bootstrap)  # type: ignore[arg-type]
     table = pd.DataFrame(increases, columns=["policy", "increase", "low", "high"])
-    shares = call_shares(frame).set_index("policy").loc[table["policy"]]
-    families = frame.drop_duplicates("policy").set_index("policy")["family"].loc[table["policy"]]
-    table.insert(1, "family", families.to_numpy())
+    families = frame.drop_duplicates("policy").set_index("policy")["family"]
+    table.insert(1, "family", families.loc[table["policy"]].to_numpy())
+    shares = _fractions(frame, ("substituted", "dropped", "first_choices_substituted")).loc[table["policy"]]
     table["substituted_fraction"] = (shares["substituted"] + shares["dropped"]).to_numpy()
+    table["first_choice_fraction"] = shares["first_choices_substituted"].to_numpy()
     table["substituted_mass"] = pair_documents(frame, columns=("substituted_mass",)).means("substituted_mass")
     return table
 
@@ -127,11 +128,13 @@ def call_shares(frame: pd.DataFrame) -> pd.DataFrame:
         ``policy`` and one fraction for each of the counts; ``copies`` come on top of the calls, the others
         sum to 1.
     """
-    counted = ["calls", *SHARES]
-    totals = frame.pivot_table(index="policy", values=counted, aggfunc="sum", sort=False)
-    return pd.DataFrame(
-        {"policy": totals.index, **{c: (totals[c] / totals["calls"]).to_numpy() for c in SHARES}}
-    )
+    return _fractions(frame, SHARES).reset_index()
+
+
+def _fractions(frame: pd.DataFrame, counts: Sequence[str]) -> pd.DataFrame:
+    """Return each count of each policy over its calls, one row a policy in the frame's order."""
+    totals = frame.pivot_table(index="policy", values=["calls", *counts], aggfunc="sum", sort=False)
+    return pd.DataFrame({c: totals[c] / totals["calls"] for c in counts})
 
 
 def ratios_of_increases(
@@ -170,9 +173,7 @@ def ratios_of_increases(
     increases = np.expm1(paired.means())
     draws = np.expm1(_mean_draws(paired, num_draws, seed))
     rows = [_ratio_row(pair, paired, increases, draws, confidence) for pair in pairs]
-    return pd.DataFrame(
-        rows, columns=["comparison", "ratio", "low", "high", "numerator", "denominator", "note"]
-    )
+    return pd.DataFrame(rows, columns=["comparison", "ratio", "low", "high", "numerator", "denominator", "note"])
 
 
 def _ratio_row(

@@ -76,9 +76,7 @@ class PairedUnits:
         return self.policies.index(policy)
 
 
-def pair_documents(
-    frame: pd.DataFrame, unit: str = "document", columns: Sequence[str] = (DIFFERENCE,)
-) -> PairedUnits:
+def pair_documents(frame: pd.DataFrame, unit: str = "document", columns: Sequence[str] = (DIFFERENCE,)) -> PairedUnits:
     """Sum paired quantities by policy and unit, after checking that the pairing is complete.
 
     Parameters
@@ -106,9 +104,7 @@ def pair_documents(
     wide = {c: _pivot(frame, c) for c in ("num_tokens", *columns)}
     tokens = _one_row_of_tokens(wide["num_tokens"])
     documents = frame.drop_duplicates("document").set_index("document")
-    names = (
-        documents.loc[wide["num_tokens"].columns, unit] if unit != "document" else wide["num_tokens"].columns
-    )
+    names = documents.loc[wide["num_tokens"].columns, unit] if unit != "document" else wide["num_tokens"].columns
     codes, units = pd.factorize(np.asarray(names, dtype=object).astype(str))
     if len(units) < FEWEST_UNITS:
         raise ValueError(
@@ -157,8 +153,7 @@ def _check_setting(frame: pd.DataFrame) -> None:
     num_settings = len(frame[present].drop_duplicates()) if present else 1
     if num_settings > 1:
         raise ValueError(
-            f"the frame mixes {num_settings} settings of ({', '.join(present)}): select one, "
-            "for example with frame.groupby([...])"
+            f"the frame mixes {num_settings} settings of ({', '.join(present)}): select one, for example with frame.groupby([...])"
         )
 
 
@@ -167,9 +162,7 @@ def _pivot(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     gaps = np.argwhere(wide.isna().to_numpy())
     if len(gaps):
         policy, document = wide.index[gaps[0, 0]], wide.columns[gaps[0, 1]]
-        raise ValueError(
-            f"policy {policy!r} lacks document {document!r}: every policy must read every document"
-        )
+        raise ValueError(f"policy {policy!r} lacks document {document!r}: every policy must read every document")
     return wide
 
 
@@ -177,7 +170,5 @@ def _one_row_of_tokens(wide: pd.DataFrame) -> np.ndarray:
     tokens = wide.to_numpy(np.float64)
     if (tokens != tokens[0]).any():
         document = wide.columns[int((tokens != tokens[0]).any(axis=0).argmax())]
-        raise ValueError(
-            f"document {document!r} has a different number of scored tokens under different policies"
-        )
+        raise ValueError(f"document {document!r} has a different number of scored tokens under different policies")
     return tokens[0]

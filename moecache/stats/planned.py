@@ -83,9 +83,7 @@ def paired_tests(
     return _with_holm(pd.DataFrame(rows, columns=columns), paired)
 
 
-def equivalence_tests(
-    frame: pd.DataFrame, pairs: Sequence[tuple[str, str]], bound_nats: float, unit: str = "document"
-) -> pd.DataFrame:
+def equivalence_tests(frame: pd.DataFrame, pairs: Sequence[tuple[str, str]], bound_nats: float, unit: str = "document") -> pd.DataFrame:
     """Test whether two policies lose the same to within a bound (TOST), with Holm's correction.
 
     Parameters
@@ -109,9 +107,7 @@ def equivalence_tests(
         If the bound is not positive, a label is unknown, or there are no pairs.
     """
     if not bound_nats > 0.0:
-        raise ValueError(
-            f"bound_nats is {bound_nats}: name the largest difference that counts as none, above 0"
-        )
+        raise ValueError(f"bound_nats is {bound_nats}: name the largest difference that counts as none, above 0")
     paired = pair_documents(frame, unit)
     rows = []
     for name, sums in _differences(paired, pairs):
@@ -125,9 +121,7 @@ def equivalence_tests(
     return table.assign(is_equivalent=table["p_holm"] < 0.05)
 
 
-def smallest_detectable(
-    standard_deviation: float, num_units: int, power: float = 0.8, alpha: float = 0.05
-) -> float:
+def smallest_detectable(standard_deviation: float, num_units: int, power: float = 0.8, alpha: float = 0.05) -> float:
     """Return the smallest mean paired difference that a two-sided paired t-test would detect with this power.
 
     Parameters

@@ -73,17 +73,13 @@ def correlation_across_policies(
     for method in METHODS:
         r = float(_rowwise(means[0], means[1], method)[0])
         if np.isnan(r):
-            raise ValueError(
-                f"{x} or {y} is the same for all {len(paired.policies)} policies: no correlation exists"
-            )
+            raise ValueError(f"{x} or {y} is the same for all {len(paired.policies)} policies: no correlation exists")
         low, high = map(float, percentile_interval(_rowwise(drawn[0], drawn[1], method), confidence))
         rows.append((method, r, low, high, len(paired.policies), paired.num_units))
     return pd.DataFrame(rows, columns=["method", "r", "low", "high", "num_policies", "num_units"])
 
 
-def leaving_families_out(
-    frame: pd.DataFrame, x: str = "substituted_mass", y: str = DIFFERENCE
-) -> pd.DataFrame:
+def leaving_families_out(frame: pd.DataFrame, x: str = "substituted_mass", y: str = DIFFERENCE) -> pd.DataFrame:
     """Return Spearman's coefficient across policies with each family left out in turn.
 
     Parameters
@@ -153,9 +149,7 @@ def correlation_across_documents(
         points = [documents.sums[c][row] / documents.num_tokens for c in (x, y)]
         constant = [c for c, values in zip((x, y), points, strict=True) if np.ptp(values) == 0.0]
         if constant:
-            rows.append(
-                (policy, *[np.nan] * 4, documents.num_units, f"{constant[0]} is the same for all documents")
-            )
+            rows.append((policy, *[np.nan] * 4, documents.num_units, f"{constant[0]} is the same for all documents"))
             continue
         r, pearson, draws = _across_documents(points[0], points[1], counts)
         low, high = map(float, percentile_interval(draws, confidence))
@@ -180,9 +174,7 @@ def _across_documents(x: np.ndarray, y: np.ndarray, counts: np.ndarray) -> tuple
     return spearman, pearson, draws
 
 
-def _document_counts(
-    frame: pd.DataFrame, documents: PairedUnits, unit: str, num_draws: int, seed: int
-) -> np.ndarray:
+def _document_counts(frame: pd.DataFrame, documents: PairedUnits, unit: str, num_draws: int, seed: int) -> np.ndarray:
     """Return how often each document occurs in each draw of whole units, [num_draws, D]."""
     if unit == "document":
         return draw_counts(documents.num_units, num_draws, seed)

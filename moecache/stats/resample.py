@@ -42,8 +42,7 @@ def draw_counts(num_units: int, num_draws: int = NUM_DRAWS, seed: int = 0) -> np
     """
     if num_units < FEWEST_UNITS:
         raise ValueError(
-            f"{num_units} units cannot carry an interval: at least {FEWEST_UNITS} are needed; "
-            "score more documents or use a finer unit"
+            f"{num_units} units cannot carry an interval: at least {FEWEST_UNITS} are needed; score more documents or use a finer unit"
         )
     if num_draws < 100:
         raise ValueError(f"num_draws is {num_draws}: an interval needs at least 100 draws (10,000 is usual)")
@@ -139,8 +138,6 @@ def correlation_under_counts(x: np.ndarray, y: np.ndarray, counts: np.ndarray) -
     x_square = (counts * x_centred**2).sum(axis=1)
     y_square = (counts * y_centred**2).sum(axis=1)
     # A constant side leaves rounding noise, not zero: compare with the size of the values themselves.
-    is_defined = (x_square > 1e-20 * (counts * x**2).sum(axis=1)) & (
-        y_square > 1e-20 * (counts * y**2).sum(axis=1)
-    )
+    is_defined = (x_square > 1e-20 * (counts * x**2).sum(axis=1)) & (y_square > 1e-20 * (counts * y**2).sum(axis=1))
     denominator = np.sqrt(np.where(is_defined, x_square * y_square, 1.0))
     return np.where(is_defined, covariance / denominator, np.nan)
