@@ -15,6 +15,7 @@ This module knows no arrays, models or traces.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -60,6 +61,30 @@ def parse_enum(kind: type, value: Any, name: str) -> Any:
     if isinstance(value, str) and value.lower() in members:
         return members[value.lower()]
     raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(members)}")
+
+
+def parse_integer(value: Any, name: str) -> int | None:
+    """A plain int from any kind of integer; None stays."""
+    try:
+        return None if value is None else operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name}={value!r} must be an integer") from None
+
+
+def parse_real(value: Any, name: str) -> float | None:
+    """A plain float from any kind of number; None stays."""
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={value!r} must be a number") from None
+
+
+def parse_ranks(value: Any, name: str) -> tuple[int, ...]:
+    """Ranks in rising order, each once."""
+    try:
+        return tuple(sorted({operator.index(rank) for rank in value}))
+    except TypeError:
+        raise ValueError(f"{name}={value!r} must be a tuple of ranks such as (0,) (0 = first choice)") from None
 
 
 @dataclass(frozen=True)
@@ -111,10 +136,10 @@ class Policy:
     def __post_init__(self) -> None:
         for name, kind in _ENUMS.items():
             object.__setattr__(self, name, parse_enum(kind, getattr(self, name), name))
-        object.__setattr__(self, "wait_ranks", tuple(sorted({int(rank) for rank in self.wait_ranks})))
+        for name, convert in _NUMBERS.items():
+            object.__setattr__(self, name, convert(getattr(self, name), name))
         if self.gate_threshold is None:
             object.__setattr__(self, "gate_threshold", math.inf if self.wait_ranks else 0.0)
-        object.__setattr__(self, "gate_threshold", float(self.gate_threshold))  # type: ignore[arg-type]
         if self.admission == Admission.BACKGROUND and self.admission_delay is None:
             object.__setattr__(self, "admission_delay", 1)
         _check_ranges(self)
@@ -138,9 +163,8 @@ class Policy:
 
     def admitted_anyway(self) -> Policy:
         """The same rule where every miss that is not waited for is resident from the next token on."""
-        return self.replace(
-            admission="background", mass_threshold=0.0, admission_delay=1, label=f"{self.label}, admitted anyway"
-        )
+        label = f"{self.label}, admitted anyway"
+        return self.replace(admission="background", mass_threshold=0.0, admission_delay=1, max_in_flight=None, label=label)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types (enums by name, infinity as a string); `Policy.from_dict` is its inverse."""
@@ -200,6 +224,18 @@ _ENUMS: dict[str, type[IntEnum] | type[StrEnum]] = {
     "counted_calls": CountedCalls,
 }
 
+# Equal policies must also have equal JSON, which is a part of every result's key: 128, 128.0 and NumPy's 128 are one number.
+_NUMBERS = {
+    "wait_ranks": parse_ranks,
+    "gate_threshold": parse_real,
+    "half_life": parse_real,
+    "mass_threshold": parse_real,
+    "admission_delay": parse_integer,
+    "max_in_flight": parse_integer,
+    "stand_ins_count": lambda value, name: bool(parse_integer(value, name)),
+    "seed": parse_integer,
+}
+
 
 def _check_ranges(policy: Policy) -> None:
     def require(is_right: bool, name: str, bound: str) -> None:
@@ -212,7 +248,7 @@ def _check_ranges(policy: Policy) -> None:
     require(policy.mass_threshold is None or 0 <= policy.mass_threshold < math.inf, "mass_threshold", "0 or more and finite")
     require(policy.admission_delay is None or policy.admission_delay >= 1, "admission_delay", "at least 1 token")
     require(policy.max_in_flight is None or policy.max_in_flight >= 1, "max_in_flight", "at least 1, or None for no bound")
-    require(0 <= policy.seed < 2**31, "seed", "in 0..2^31 - 1")
+    require(policy.seed is not None and 0 <= policy.seed < 2**31, "seed", "in 0..2^31 - 1")
     if policy.eviction == Eviction.DECAYED_COUNT and policy.half_life is None:
         raise ValueError("eviction='decayed_count' needs half_life, in tokens (128 is the study's)")
     if policy.admission == Admission.BACKGROUND and policy.mass_threshold is None:
@@ -249,14 +285,24 @@ def describe(policy: Policy) -> str:
     """A short name made from the fields that differ from `Policy()`."""
     parts = [_describe_miss_rule(policy)]
     if not policy.waits_for_every_miss and policy.fallback != Fallback.SUBSTITUTE:
-        parts.append(policy.fallback.name.lower().replace("_", " "))  # type: ignore[union-attr]
+        parts.append(policy.fallback.name.lower().replace("_", " ") + (f" (seed {policy.seed})" if policy.seed else ""))  # type: ignore[union-attr]
     if policy.weight_rule != WeightRule.OWN:
         parts.append(f"{policy.weight_rule} weight")
     half_life = f" ({policy.half_life:g})" if policy.half_life else ""
     parts.append(policy.eviction.name.lower().replace("_", " ") + half_life)  # type: ignore[union-attr]
     if policy.admission == Admission.BACKGROUND:
-        parts.append(f"admit at {policy.mass_threshold:g}")
+        parts.append(_describe_admission(policy))
+    if policy.counted_calls != CountedCalls.ALL:
+        parts.append("served calls count")
+    if policy.stand_ins_count:
+        parts.append("stand-ins count")
     return ", ".join(parts)
+
+
+def _describe_admission(policy: Policy) -> str:
+    delay = f" after {policy.admission_delay} tokens" if policy.admission_delay != 1 else ""
+    bound = f" at most {policy.max_in_flight} under way" if policy.max_in_flight is not None else ""
+    return f"admit at {policy.mass_threshold:g}{delay}{bound}"
 
 
 def _describe_miss_rule(policy: Policy) -> str:
@@ -281,6 +327,8 @@ def threshold(gate_threshold: float, first_choice: bool = False, **rest: Any) ->
 
 def first_j(num_ranks: int, **rest: Any) -> Policy:
     """Wait for misses of the first `num_ranks` ranks (1 = first choice)."""
+    if num_ranks < 0:
+        raise ValueError(f"num_ranks={num_ranks} must be 0 or more ranks")
     return Policy(wait_ranks=tuple(range(num_ranks)), gate_threshold=math.inf, **rest)
 
 
