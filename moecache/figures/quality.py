@@ -109,7 +109,7 @@ def increase_by_mass(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: b
             markersize=7, markerfacecolor="white" if is_open else look.colour, elinewidth=1.2,
         )  # fmt: skip
     _percent_axis(axes, "y", drawn)
-    axes.set(xlabel="Substituted gate mass (mean a step)", ylabel="Perplexity increase")
+    axes.set(xlabel="Substituted gate mass (mean a step)", ylabel="Perplexity increase, %")
     axes.set_xlim(0.0, 1.3 * np.max(drawn["substituted_mass"].to_numpy()))
     axes.grid(True, axis="both")
     _label_points(axes, drawn)
@@ -162,14 +162,22 @@ def _finish_forest(costs: Axes, shares: Axes, table: pd.DataFrame, order: list[s
     costs.set_yticks(range(len(order)), order)
     costs.set_ylim(-0.7, len(order) - 0.3)
     _percent_axis(costs, "x", table)
-    low, high = costs.get_xlim()
-    costs.set_xlim(low, high * (3.2 if costs.get_xscale() != "linear" else 1.25))
-    costs.set_xlabel("Perplexity increase, 95 % interval")
+    _room_for_numbers(costs, table)
+    costs.set_xlabel("Perplexity increase, %, with 95 % interval")
     shares.set_xlabel("Substituted, %")
     shares.set_xlim(left=0.0)
     for axes in (costs, shares):
         axes.grid(True, axis="x")
         axes.tick_params(axis="y", length=0)
+
+
+def _room_for_numbers(axes: Axes, table: pd.DataFrame) -> None:
+    """Leave a third of the axis right of the last interval for its number."""
+    ends = 100 * np.array([np.min(table["low"].to_numpy()), np.max(table["high"].to_numpy())])
+    transform = axes.xaxis.get_transform()
+    left, right = transform.transform(ends)
+    wanted = np.array([left - 0.05 * (right - left), right + 0.33 * (right - left)])
+    axes.set_xlim(*transform.inverted().transform(wanted))
 
 
 def _forest_legend(figure: Figure, regimes: list[str]) -> None:
@@ -197,8 +205,8 @@ def _percent_axis(axes: Axes, side: str, table: pd.DataFrame) -> None:
         scale("log")
     else:
         scale("symlog", linthresh=LINEAR_BELOW_PERCENT, linscale=0.8)
-        axis.set_major_locator(FixedLocator([t for t in SIGNED_TICKS if t >= 10 * lowest or t >= 0]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+        axis.set_major_locator(FixedLocator([t for t in SIGNED_TICKS if t >= lowest]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
