@@ -3,14 +3,15 @@
 A `RouterTrace` holds, for T tokens at L MoE layers, the router's own top-k ids and gate weights in rank order, and (where they were
 recorded) the selection scores of all E experts as float16. Everything that a policy decides on is in it, so that a replay is exact.
 
-Stored as one safetensors file: the tensors, and a JSON header with shape and source. Every dtype, range, order and length is checked on
-load; an error names the token and the layer.
+Stored as one safetensors file: the tensors, and a JSON header with shape, source and a checksum of everything. Every dtype, range, order
+and length is checked on load; an error names the token and the layer.
 
 This module knows no policies and no models.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -162,6 +163,8 @@ class RouterTrace:
         ids, weights = np.asarray(topk_ids), np.asarray(gate_weights, dtype=np.float32)
         if ids.ndim != 3 or ids.shape != weights.shape:
             raise TraceError(f"topk_ids {ids.shape} and gate_weights {weights.shape} must both be [tokens, layers, top-k]")
+        if ids.dtype.kind not in "iu":
+            raise TraceError(f"topk_ids are {ids.dtype}; expert ids are integers")
         if router_logits is not None and selection_scores is not None:
             raise TraceError("give router_logits or selection_scores, not both")
         scores = router_logits if selection_scores is None else selection_scores
@@ -204,13 +207,15 @@ class RouterTrace:
                    "document_start": self.document_start.astype(np.uint8)}
         if self.selection_scores is not None:
             tensors["selection_scores"] = self.selection_scores
+        tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
         header = {"format": FORMAT, "shape": json.dumps(asdict(self.shape)), "source": json.dumps(self.source)}
+        header["sha256"] = _checksum(tensors, header)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
         os.close(handle)
         try:
-            save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, temporary, header)
+            save_file(tensors, temporary, header)
             os.replace(temporary, path)
         finally:
             Path(temporary).unlink(missing_ok=True)
@@ -245,17 +250,29 @@ class RouterTrace:
         missing = {"topk_ids", "gate_weights", "token_ids", "document_start"} - set(tensors)
         if missing:
             raise TraceError(f"tensors {sorted(missing)} are missing")
+        if header.get("sha256") != _checksum(tensors, header):
+            raise TraceError("the contents do not match the file's own checksum: it was damaged; copy or record it again")
         try:
             shape, source = ModelShape(**json.loads(header["shape"])), json.loads(header["source"])
         except (KeyError, TypeError, ValueError) as error:
             raise TraceError(f"the header's shape or source cannot be read ({error})") from error
         scores = tensors.get("selection_scores")
         if scores is not None and scores.dtype == np.float16:
-            scores = scores + np.float16(0.0)  # -0.0 would sort below +0.0
+            bits = scores.view(np.int16)
+            bits[bits == -0x8000] = 0  # -0.0 would sort below +0.0
         return cls(
             tensors["topk_ids"], tensors["gate_weights"], scores, tensors["token_ids"],
             tensors["document_start"].astype(bool), shape, source,
         )
+
+
+def _checksum(tensors: dict[str, np.ndarray], header: dict[str, str]) -> str:
+    """SHA-256 of all that a file holds: a bit flipped in a weight may well leave a possible trace."""
+    digest = hashlib.sha256(f"{header.get('shape')}\0{header.get('source')}".encode())
+    for name in sorted(tensors):
+        digest.update(f"\0{name} {tensors[name].dtype} {tensors[name].shape}\0".encode())
+        digest.update(memoryview(tensors[name]))  # type: ignore[arg-type]
+    return digest.hexdigest()
 
 
 def to_recorded(scores: np.ndarray) -> np.ndarray:
@@ -290,9 +307,8 @@ def _validate(trace: RouterTrace) -> None:
         raise TraceError("document_start is False at token 0, which must start a document")
     _validate_steps(ids, weights, shape.num_experts)
     if scores is not None:
-        bad = np.isnan(scores) | np.isposinf(scores)
-        if bad.any():
-            _fail_at(bad, scores, "a selection score that is NaN or +infinity in float16")
+        bits = scores.view(np.int16)  # ten times faster than float16 arithmetic, which NumPy does one by one
+        _fail_at((bits >= 0x7C00) | ((bits > -0x400) & (bits < 0)), scores, "a selection score that is NaN or +infinity in float16")
 
 
 def _validate_steps(ids: np.ndarray, weights: np.ndarray, num_experts: int) -> None:
