@@ -76,7 +76,7 @@ def balance(logits: Tensor, topk_ids: Tensor) -> Tensor:
 
 def token_losses(model: Qwen3NextForCausalLM, rows: Tensor) -> Tensor:
     """Loss in nats of every token given those before it [R, n] from rows of token ids [R, n + 1]."""
-    hidden = model.model(rows[:, :-1]).last_hidden_state
+    hidden = model.model(rows[:, :-1], use_cache=False).last_hidden_state
     flat, targets = hidden.reshape(-1, hidden.shape[-1]), rows[:, 1:].reshape(-1)
     losses = [
         nn.functional.cross_entropy(model.lm_head(h), t, reduction="none")

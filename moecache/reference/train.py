@@ -15,6 +15,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,8 @@ import torch
 
 from moecache.reference.checkpoint import append_log, cut_log, load_checkpoint, run_folder, save_checkpoint
 from moecache.reference.corpus import Corpus, training_corpus
+from moecache.reference.fast_delta import fast_delta_rule
+from moecache.reference.fast_experts import register
 from moecache.reference.network import RouterTap, keep_freed_memory, make_network, mean_balance, token_losses
 from moecache.reference.settings import MODELS_FOLDER, TrainSettings
 
@@ -58,18 +61,24 @@ def make_optimizer(model: torch.nn.Module, settings: TrainSettings) -> torch.opt
 
 @dataclass
 class Trainer:
-    """A run in memory: network, optimizer, corpus, and how many steps are done."""
+    """A run in memory: network, optimizer, corpus, and how many steps are done.
+
+    `is_fast` chooses the compiled experts product and delta rule (`fast_experts`, `fast_delta`) over the library's.
+    """
 
     settings: TrainSettings
     corpus: Corpus
     folder: Path
     decay: Decay | None = None
+    is_fast: bool = True
     step: int = 0
     say: Callable[[str], None] = print
     is_stopping: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.model = make_network(self.settings.geometry, self.settings.seed).train()
+        if self.is_fast:
+            self.model.set_experts_implementation(register())
         self.optimizer = make_optimizer(self.model, self.settings)
         self.tap = RouterTap(self.model)
         self.step = load_checkpoint(self.folder, self.model, self.optimizer, self.settings)
@@ -87,7 +96,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.tap.clear()
-        loss = token_losses(self.model, rows).mean()
+        with fast_delta_rule() if self.is_fast else nullcontext():
+            loss = token_losses(self.model, rows).mean()
         even = mean_balance(self.tap)
         (loss + self.settings.balance_coefficient * even).backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)

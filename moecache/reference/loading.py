@@ -1,0 +1,70 @@
+"""Loading a reference model and its tokenizer from the files in the repository.
+
+This module knows file names. It imports torch and transformers only when a model is loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moecache.reference.settings import MODELS_FOLDER
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedModel
+
+
+class MissingModelError(ValueError):
+    """A model's file is not where it should be; the message names the path and the command that makes it."""
+
+
+def model_folder(name: str = "reference-512", directory: Path | str | None = None) -> Path:
+    """Where a reference model's files lie: `directory`, or `data/models/<name>` in the repository."""
+    return Path(directory) if directory is not None else MODELS_FOLDER / name
+
+
+def _require(path: Path, command: str) -> Path:
+    if not path.exists():
+        raise MissingModelError(
+            f"no file {path}. In a clone of the repository it is committed (is this a clone, and is the name right?); "
+            f"to make it again: `{command}`. Or name another folder with directory=..."
+        )
+    return path
+
+
+def load_model(name: str = "reference-512", directory: Path | str | None = None) -> PreTrainedModel:
+    """Load a reference model for evaluation: float32, on the CPU, the library's grouped experts product.
+
+    Parameters
+    ----------
+    name : folder name under `data/models`.
+    directory : another folder with `config.json` and `model.safetensors`.
+
+    Raises
+    ------
+    MissingModelError : a file is missing; says how to make it.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = model_folder(name, directory)
+    for file in ("config.json", "model.safetensors"):
+        _require(folder / file, "python -m moecache.reference train, then export")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    model.set_experts_implementation("grouped_mm")
+    return model.eval()
+
+
+def load_tokenizer(name: str = "reference-512", directory: Path | str | None = None) -> Tokenizer:
+    """Load a reference model's tokenizer (`encode(text).ids`, `decode(ids)`).
+
+    Raises
+    ------
+    MissingModelError : the file is missing; says how to make it.
+    """
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(
+        str(_require(model_folder(name, directory) / "tokenizer.json", "python -m moecache.reference tokenizer"))
+    )
