@@ -23,9 +23,7 @@ def run_folder(name: str) -> Path:
     return cache_folder() / "training" / name
 
 
-def save_checkpoint(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: TrainSettings
-) -> None:
+def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: TrainSettings) -> None:
     """Write the checkpoint under a temporary name and rename it, so that a cut never leaves half a file."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f"checkpoint.{os.getpid()}.tmp"
@@ -40,9 +38,7 @@ def save_checkpoint(
     os.replace(temporary, folder / "checkpoint.pt")
 
 
-def load_checkpoint(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, settings: TrainSettings
-) -> int:
+def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, settings: TrainSettings) -> int:
     """Restore a run in place and return the number of finished steps; 0 where the folder has no checkpoint.
 
     Raises

@@ -37,9 +37,7 @@ class Corpus:
     seed : decides the order.
     """
 
-    def __init__(
-        self, streams: Mapping[str, NDArray[np.uint16]], shares: Mapping[str, float], row_tokens: int, seed: int
-    ) -> None:
+    def __init__(self, streams: Mapping[str, NDArray[np.uint16]], shares: Mapping[str, float], row_tokens: int, seed: int) -> None:
         counts = [round(shares[domain] * BLOCK_ROWS) for domain in streams]
         if sum(counts) != BLOCK_ROWS:
             raise ValueError(f"shares {dict(shares)} give {sum(counts)} rows of {BLOCK_ROWS}; they must sum to 1")

@@ -130,9 +130,7 @@ def delta_backward(grad_out, query, key, value, log_decay, strength, kept):
                         grad_v[j] = beta * grad_e[j]
                         total += grad_e[j] * errors[n, j]
                     grad_strength[b, t, h] = total
-                    grad_decay[b, t, h] = _retreat_write(
-                        grad_state, states[n], k, np.exp(log_decay[b, t, h]), grad_v, grad_k
-                    )
+                    grad_decay[b, t, h] = _retreat_write(grad_state, states[n], k, np.exp(log_decay[b, t, h]), grad_v, grad_k)
     return grad_query, grad_key, grad_value, grad_decay, grad_strength
 
 
@@ -148,12 +146,10 @@ class _DeltaRule(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_out):  # type: ignore[override]
         arrays = [x.numpy() for x in (grad_out.contiguous(), *ctx.saved_tensors)]
-        return tuple(map(torch.from_numpy, delta_backward(*arrays, ctx.kept)))
+        return tuple(map(torch.from_numpy, delta_backward(*[*arrays, ctx.kept])))
 
 
-def delta_rule(
-    query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **_options: object
-) -> tuple[Tensor, None]:
+def delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **_options: object) -> tuple[Tensor, None]:
     """The library's chunked delta rule, for training: no initial state, no final state, normalised queries and keys.
 
     Parameters

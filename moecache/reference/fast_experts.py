@@ -112,9 +112,7 @@ def backward_calls(grad_out, hidden, weights, gate_up, down, order, starts, proj
             rows[i], grads[i] = hidden[token], grad_out[token]
             call_weights[i] = weights[token, rank]
         np.dot(grads[:num], down[expert], grad_active[:num])
-        _gate_backward(
-            projected[first:last], active[:num], grad_active[:num], call_weights, grad_projected[:num], call_grads
-        )
+        _gate_backward(projected[first:last], active[:num], grad_active[:num], call_weights, grad_projected[:num], call_grads)
         np.dot(grads[:num].T, active[:num], grad_down[expert])
         np.dot(grad_projected[:num].T, rows[:num], grad_gate_up[expert])
         np.dot(grad_projected[:num], gate_up[expert], rows[:num])
@@ -131,7 +129,7 @@ class _SortedCalls(torch.autograd.Function):
     def forward(ctx, hidden, topk_ids, weights, gate_up, down):  # type: ignore[override]
         order, starts = sort_calls(topk_ids.numpy(), gate_up.shape[0])
         arrays = [x.detach().contiguous().numpy() for x in (hidden, weights, gate_up, down)]
-        out, projected = forward_calls(*arrays, order, starts)
+        out, projected = forward_calls(*[*arrays, order, starts])
         ctx.save_for_backward(hidden, weights, gate_up, down)
         ctx.calls = order, starts, projected
         return torch.from_numpy(out)
@@ -139,9 +137,8 @@ class _SortedCalls(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_out):  # type: ignore[override]
         arrays = [x.detach().contiguous().numpy() for x in (grad_out, *ctx.saved_tensors)]
-        grad_hidden, grad_weights, grad_gate_up, grad_down = map(
-            torch.from_numpy, backward_calls(*arrays, *ctx.calls)
-        )
+        grads = backward_calls(*[*arrays, *ctx.calls])
+        grad_hidden, grad_weights, grad_gate_up, grad_down = map(torch.from_numpy, grads)
         return grad_hidden, None, grad_weights, grad_gate_up, grad_down
 
 

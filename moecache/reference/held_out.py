@@ -11,7 +11,7 @@ This module knows texts and the tokenizer. It knows no model.
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,9 +70,7 @@ def held_out_documents(
     return ordered[:num_documents]
 
 
-def _documents_of(
-    domain: str, num_tokens: int, name: str, directory: Path | str | None, say: Say
-) -> list[Document]:
+def _documents_of(domain: str, num_tokens: int, name: str, directory: Path | str | None, say: Say) -> list[Document]:
     texts = load_texts(domain, "held_out", say)
     ids = _token_ids(domain, texts, model_folder(name, directory) / "tokenizer.json")
     long_enough = [i for i, tokens in enumerate(ids) if len(tokens) >= num_tokens]
@@ -83,12 +81,13 @@ def _documents_of(
 
 def spread_order(clusters: Sequence[str], seed: Iterable[int]) -> list[int]:
     """An order of items in which every cluster's first comes before any cluster's second, seeded within a round."""
-    shuffled = np.random.default_rng(list(seed)).permutation(len(clusters)).tolist()
-    taken: dict[str, int] = defaultdict(int)
+    shuffled: list[int] = np.random.default_rng(list(seed)).permutation(len(clusters)).tolist()
+    taken: Counter[str] = Counter()
     rounds: list[tuple[int, int]] = []
     for place, item in enumerate(shuffled):
-        rounds.append((taken[clusters[item]], place))
-        taken[clusters[item]] += 1
+        cluster = clusters[item]
+        rounds.append((taken[cluster], place))
+        taken[cluster] += 1
     return [shuffled[place] for _, place in sorted(rounds)]
 
 

@@ -20,12 +20,13 @@ import numpy as np
 
 from moecache.reference.tasks import Item, Template, pick
 
-WORDS = (
-    "cat dog sun map red box pen cup hat bee fox ice jam key log net oak pig rat sky tea van web zoo ant bus car day "
-    "egg fan gas hen ink jet kid leg mud nut owl pot arm bag cow dot ear fig gem hill iron joke king lamp moon nose "
-    "palm rain sand tent bird cake desk farm gold hand lake milk nest pond rock salt tree wall yard book coin door fish "
-    "goat horn knee leaf mint note pear ring ship town vase wind bell corn duck fire"
-).split()
+_WORD_LIST = (
+    "cat dog sun map red box pen cup hat bee fox ice jam key log net oak pig rat sky tea van web zoo ant bus car "
+    "day egg fan gas hen ink jet kid leg mud nut owl pot arm bag cow dot ear fig gem hill iron joke king lamp moon "
+    "nose palm rain sand tent bird cake desk farm gold hand lake milk nest pond rock salt tree wall yard book coin "
+    "door fish goat horn knee leaf mint note pear ring ship town vase wind bell corn duck fire"
+)
+WORDS = tuple(_WORD_LIST.split())
 _Operation = tuple[str, Callable[[Any], Any]]
 
 
@@ -107,9 +108,7 @@ OPERATIONS: dict[str, tuple[Callable[[np.random.Generator], Any], dict[str, _Ope
 FORMS = {"inline": "", "x": "x", "a": "a", "items": "items"}
 
 
-def _make(
-    operand: Callable[[np.random.Generator], Any], operation: _Operation, variable: str
-) -> Callable[[np.random.Generator], Item]:
+def _make(operand: Callable[[np.random.Generator], Any], operation: _Operation, variable: str) -> Callable[[np.random.Generator], Item]:
     pattern, function = operation
 
     def make(rng: np.random.Generator) -> Item:

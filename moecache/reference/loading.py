@@ -65,6 +65,4 @@ def load_tokenizer(name: str = "reference-512", directory: Path | str | None = N
     """
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(
-        str(_require(model_folder(name, directory) / "tokenizer.json", "python -m moecache.reference tokenizer"))
-    )
+    return Tokenizer.from_file(str(_require(model_folder(name, directory) / "tokenizer.json", "python -m moecache.reference tokenizer")))

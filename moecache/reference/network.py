@@ -44,21 +44,24 @@ def make_network(geometry: dict, seed: int) -> Qwen3NextForCausalLM:
 
 
 class RouterTap:
-    """Collects what every router returned in the last forward: router logits [T,E] and top-k ids [T,K] a layer."""
+    """Collects, a layer each, what the routers returned: router logits [T,E], gate weights and ids of the top-k [T,K]."""
 
     def __init__(self, model: nn.Module) -> None:
         self.logits: list[Tensor] = []
+        self.gate_weights: list[Tensor] = []
         self.topk_ids: list[Tensor] = []
-        routers = [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
-        self._handles = [router.register_forward_hook(self._take) for router in routers]
+        self.routers = [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
+        self._handles = [router.register_forward_hook(self._take) for router in self.routers]
 
     def _take(self, _module: nn.Module, _inputs: tuple, output: tuple) -> None:
         self.logits.append(output[0])
+        self.gate_weights.append(output[1])
         self.topk_ids.append(output[2])
 
     def clear(self) -> None:
         """Forget the last forward."""
         self.logits.clear()
+        self.gate_weights.clear()
         self.topk_ids.clear()
 
     def close(self) -> None:
@@ -88,5 +91,3 @@ def token_losses(model: Qwen3NextForCausalLM, rows: Tensor) -> Tensor:
 def mean_balance(tap: RouterTap) -> Tensor:
     """Balance averaged over the layers of the last forward (scalar)."""
     return torch.stack([balance(*pair) for pair in zip(tap.logits, tap.topk_ids, strict=True)]).mean()
-
-

@@ -22,10 +22,11 @@ from pathlib import Path
 
 from moecache.reference.packages import members
 
-LANGUAGES = (
-    "af ar az be bg bn ca cs cy da de el eo es et eu fa fi fr ga gl he hi hr hu hy id is it ja ka ko lt lv mk mn ms nb "
-    "nl nn pl pt_BR ro ru sk sl sq sr sv th tr uk vi zh_Hans"
-).split()
+_LANGUAGE_LIST = (
+    "af ar az be bg bn ca cs cy da de el eo es et eu fa fi fr ga gl he hi hr hu hy id is it ja ka ko lt lv mk mn ms "
+    "nb nl nn pl pt_BR ro ru sk sl sq sr sv th tr uk vi zh_Hans"
+)
+LANGUAGES = tuple(_LANGUAGE_LIST.split())
 """Well-translated languages; English comes from the untranslated side of the same catalogues."""
 
 _SKIPPED_CODE = re.compile(r"/(tests|benchmarks|_antlr|locale|migrations|jinja2)/|conftest|/test_")

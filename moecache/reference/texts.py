@@ -32,7 +32,7 @@ TEXTS_VERSION = 1
 TASK_MODULES = {"word_problems": word_problems, "interpreter": interpreter_lines}
 HELD_OUT_ONE_IN = {"code": 10, "mathematics": 5, "api": 10, "scripture": 6}
 """One group in so many, by hash. A module held out as code is held out as mathematics too (5 divides 10)."""
-HELD_OUT_APPLICATIONS = tuple(f"contrib/{n}" for n in "admindocs flatpages gis humanize postgres redirects".split())
+HELD_OUT_APPLICATIONS = tuple(f"contrib/{n}" for n in ["admindocs", "flatpages", "gis", "humanize", "postgres", "redirects"])
 TASK_SEED = 20261129
 NUM_TASK_DOCUMENTS = {"word_problems": (5000, 8), "interpreter": (9000, 12)}
 NUM_HELD_OUT_TASK_DOCUMENTS, ITEMS_PER_HELD_OUT_DOCUMENT = 80, 90

@@ -25,10 +25,11 @@ PEOPLE = (
     ("Lea", "She"), ("Tim", "He"), ("Zoe", "She"), ("Leo", "He"), ("Ida", "She"), ("Jack", "He"), ("Rosa", "She"),
     ("Paul", "He"), ("Nora", "She"), ("Omar", "He"), ("Lily", "She"), ("Hugo", "He"), ("Emma", "She"),
 )  # fmt: skip
-THINGS = (
+_THING_LIST = (
     "apples pens books coins cards stamps eggs shells cakes balls nuts stones roses cups keys plates boxes hats "
     "pears lemons stickers marbles pencils cookies"
-).split()
+)
+THINGS = tuple(_THING_LIST.split())
 OPENINGS = {
     "has": "{name} has {a} {things}.",
     "there": "There are {a} {things} in the bag of {name}.",
