@@ -79,6 +79,13 @@ def parse_real(value: Any, name: str) -> float | None:
         raise ValueError(f"{name}={value!r} must be a number") from None
 
 
+def parse_flag(value: Any, name: str) -> bool:
+    """A plain bool from any kind of bool."""
+    if value not in (True, False):
+        raise ValueError(f"{name}={value!r} must be True or False")
+    return bool(value)
+
+
 def parse_ranks(value: Any, name: str) -> tuple[int, ...]:
     """Ranks in rising order, each once."""
     try:
@@ -232,7 +239,7 @@ _NUMBERS = {
     "mass_threshold": parse_real,
     "admission_delay": parse_integer,
     "max_in_flight": parse_integer,
-    "stand_ins_count": lambda value, name: bool(parse_integer(value, name)),
+    "stand_ins_count": parse_flag,
     "seed": parse_integer,
 }
 
