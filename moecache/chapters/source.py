@@ -158,7 +158,7 @@ def _chapter(number: str, path: Path, entry: Mapping[str, Any]) -> Chapter:
     try:
         notebook = jupytext.read(path)
         parameters = read_parameters(parameters_cell(notebook).source)
-        title = notebook.cells[0].source.splitlines()[0]
+        title = notebook.cells[0].source.partition("\n")[0]
         if not title.startswith("# "):
             raise ChapterError(f"the first cell must begin with a title (`# ...`), got {title!r}")
         chapter = Chapter(number, path, title[2:].strip(), parameters, **_entry(entry))

@@ -26,6 +26,7 @@ from moecache.chapters import execute
 from moecache.chapters.source import Chapter, ChapterError, find_chapters
 
 NUM_WORKERS = 2
+_PACKAGE = Path(__file__).resolve().parents[1]
 _MACHINERY = ("chapters", "claims", "cli.py")
 _positions: queue.SimpleQueue[int] = queue.SimpleQueue()
 for _place in range(NUM_WORKERS):
@@ -94,7 +95,7 @@ def find_jobs(root: Path, edition: Edition, only: Sequence[str] = ()) -> list[Jo
 
 def jobs_of_this_session() -> list[Job]:
     """Return the jobs that `run_chapters` asked pytask for; by default the quick edition's."""
-    asked = {"root": str(Path(__file__).resolve().parents[2]), "edition": "quick", "only": []}
+    asked = {"root": str(_PACKAGE.parent), "edition": "quick", "only": []}
     asked |= json.loads(os.environ.get("MOECACHE_STUDY", "{}"))
     return find_jobs(Path(asked["root"]), EDITIONS[asked["edition"]], asked["only"])
 
@@ -111,9 +112,10 @@ def run_chapters(root: Path, edition: Edition, only: Sequence[str] = ()) -> list
     """
     jobs = find_jobs(root, edition, only)
     os.environ["MOECACHE_STUDY"] = json.dumps({"root": str(root), "edition": edition.name, "only": list(only)})
-    markers = {"alone": 1} if all(job.chapter.is_alone for job in jobs) else {"together": NUM_WORKERS, "alone": 1}
+    is_alone = [job.chapter.is_alone for job in jobs]
+    rounds = [("together", NUM_WORKERS)] * (not all(is_alone)) + [("alone", 1)] * any(is_alone)
     with _stopping_chapters():
-        failures = [told for marker, num_workers in markers.items() for told in _build(root, marker, num_workers)]
+        failures = [told for marker, num_workers in rounds for told in _build(root, marker, num_workers)]
     if failures:
         raise StudyFailed("\n\n".join(failures))
     _report(jobs)
@@ -122,11 +124,10 @@ def run_chapters(root: Path, edition: Edition, only: Sequence[str] = ()) -> list
 
 def _inputs(root: Path, edition: Edition) -> Iterator[Path]:
     """Return what every chapter may depend on: the package without its showing parts, and the data."""
-    package = root / "moecache"
-    for path in sorted(package.rglob("*.py")):
-        if path.relative_to(package).parts[0] not in _MACHINERY:
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        if path.relative_to(_PACKAGE).parts[0] not in _MACHINERY:
             yield path
-    yield package / "chapters" / "display.py"
+    yield _PACKAGE / "chapters" / "display.py"
     for path in sorted((root / "data").rglob("*")):
         is_result = "results" in path.relative_to(root / "data").parts
         if path.is_file() and (edition.results_mode == "stored" or not is_result):
