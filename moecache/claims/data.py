@@ -1,0 +1,127 @@
+"""Reading the claims and the stored results that decide them.
+
+The results are those that are committed with the study, the full runs; what this machine measured for itself
+does not move a verdict. Results of another kernel version are not used, since other decisions were measured
+then.
+
+This module decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from moecache import results
+from moecache.frame_file import read_frame
+from moecache.kernel import KERNEL_VERSION
+
+_ROOT = Path(__file__).resolve().parents[2]
+_KEYS = {"id", "title", "text", "reported", "chapters", "experiment", "rule", "rule_text", "parameters"}
+_NEEDED = {"id", "title", "text", "chapters"}
+_TOGETHER = {"experiment", "rule", "rule_text", "parameters"}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How intervals are drawn for verdicts.
+
+    Attributes
+    ----------
+    unit : {"cluster", "document"}
+    confidence : float
+    num_draws, seed : int
+    fewest_units : int
+        With fewer, a verdict is inconclusive.
+    """
+
+    unit: str = "cluster"
+    confidence: float = 0.95
+    num_draws: int = 10_000
+    seed: int = 0
+    fewest_units: int = 20
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim as the data file states it; see there for the meaning of each field."""
+
+    id: str
+    title: str
+    text: str
+    chapters: tuple[str, ...]
+    reported: str = ""
+    experiment: str = ""
+    rule: str = ""
+    rule_text: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rule_in_words(self) -> str:
+        """The rule's text with its parameters filled in."""
+        return self.rule_text.format(**self.parameters)
+
+
+def load_claims(path: Path = _ROOT / "data" / "claims.yml") -> tuple[Drawing, tuple[Claim, ...]]:
+    """Read the claims.
+
+    Returns
+    -------
+    Drawing, tuple of Claim
+
+    Raises
+    ------
+    ValueError
+        If the file is not there, a claim lacks a field or has an unknown one, or an id occurs twice.
+    """
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: claims are read in a clone of the study, not in an installed package")
+    content = yaml.safe_load(path.read_text())
+    claims = tuple(_claim(entry) for entry in content["claims"])
+    ids = [claim.id for claim in claims]
+    doubled = sorted({i for i in ids if ids.count(i) > 1})
+    if doubled:
+        raise ValueError(f"{path.name}: claim {', '.join(doubled)} occurs more than once")
+    return Drawing(**content["drawing"]), claims
+
+
+def _claim(entry: Mapping[str, Any]) -> Claim:
+    keys, name = set(entry), entry.get("id", "without id")
+    wrong = {"lacks": _NEEDED - keys, "has the unknown": keys - _KEYS}
+    if keys & _TOGETHER:
+        wrong["has a rule but lacks"] = _TOGETHER - keys
+    for what, which in wrong.items():
+        if which:
+            raise ValueError(f"claim {name} {what} {', '.join(sorted(which))}")
+    return Claim(**{**entry, "chapters": tuple(entry["chapters"])})
+
+
+def stored_frame(experiment: str, folder: Path | None = None) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
+    """Read everything that is stored of an experiment.
+
+    Parameters
+    ----------
+    experiment : str
+    folder : Path, optional
+        Where committed results are; by default those of this clone.
+
+    Returns
+    -------
+    DataFrame
+        All stored rows together; empty if nothing is stored.
+    list of dict
+        The provenance of each stored result.
+    """
+    folder = results.stored_folder() if folder is None else folder
+    frames, provenances = [], []
+    for path in sorted((folder / experiment).glob("*.csv")) if folder is not None else []:
+        frame, header = read_frame(path)
+        if header["kernel_version"] == KERNEL_VERSION:
+            frames.append(frame)
+            provenances.append(header["provenance"])
+    return (pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()), provenances

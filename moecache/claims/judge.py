@@ -1,0 +1,80 @@
+"""From a claim and stored results to its verdicts, one for each setting and one for all.
+
+This module does not know what a rule does.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from moecache.claims.data import Claim, Drawing, load_claims
+from moecache.claims.rules import RULES
+from moecache.claims.verdict import State, Verdict, combine
+from moecache.stats.paired import SETTING
+
+REGIME_WORDS = {"admitted_anyway": "a substituted miss is admitted anyway", "stays_out": "a substituted miss stays out"}
+
+
+def verdict_on(claim_id: str, frame: pd.DataFrame) -> Verdict:
+    """Return the verdict that a frame gives on one claim, over all its settings.
+
+    Parameters
+    ----------
+    claim_id : str
+        For example ``"a"``.
+    frame : DataFrame
+        As for ``judge_settings``.
+
+    Returns
+    -------
+    Verdict
+
+    Raises
+    ------
+    ValueError
+        If there is no such claim, or no rule decides it yet.
+    """
+    drawing, claims = load_claims()
+    found = [claim for claim in claims if claim.id == claim_id and claim.rule]
+    if not found:
+        decided = ", ".join(claim.id for claim in claims if claim.rule)
+        raise ValueError(f"no rule decides claim {claim_id!r}; there are rules for {decided}")
+    return combine(judge_settings(found[0], drawing, frame))
+
+
+def judge_settings(claim: Claim, drawing: Drawing, frame: pd.DataFrame) -> dict[str, Verdict]:
+    """Return the verdict of every setting of a frame.
+
+    Parameters
+    ----------
+    claim : Claim
+        With a rule.
+    drawing : Drawing
+    frame : DataFrame
+        One row per (model, regime, num_slots, policy, document); may be empty.
+
+    Returns
+    -------
+    dict of str to Verdict
+        By setting, in words; in the order of the frame.
+
+    Raises
+    ------
+    ValueError
+        If no rule has the claim's name, or the frame of a setting is incomplete.
+    """
+    if claim.rule not in RULES:
+        raise ValueError(f"claim {claim.id} asks for the rule {claim.rule!r}; there are {', '.join(RULES)}")
+    if len(frame) == 0:
+        return {}
+    rule, verdicts = RULES[claim.rule], {}
+    for setting, rows in frame.groupby(list(SETTING), sort=False):
+        model, regime, num_slots = setting  # type: ignore[misc]
+        num_units = len(set(rows[drawing.unit]))
+        if num_units < drawing.fewest_units:
+            few = f"only {num_units} {drawing.unit}s were read, {drawing.fewest_units} are needed"
+            verdict = Verdict(State.INCONCLUSIVE, few)
+        else:
+            verdict = rule(rows, claim.parameters, drawing)
+        verdicts[f"{model}, {num_slots} slots, {REGIME_WORDS.get(regime, regime)}"] = verdict
+    return verdicts

@@ -1,0 +1,73 @@
+"""A verdict: one of four states, and the evidence in a sentence.
+
+An interval decides three ways. Wholly on the claim's side of the bound: supported. Wholly on the other: not
+supported. Across it: inconclusive, which is an answer and not a failure. Settings are combined without a
+vote: one that disagrees makes the whole inconclusive.
+
+This module does not know any claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """What the results say about a claim."""
+
+    SUPPORTED = "supported"
+    NOT_SUPPORTED = "not supported"
+    INCONCLUSIVE = "inconclusive"
+    NOT_YET_MEASURED = "not yet measured"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A state and why.
+
+    Attributes
+    ----------
+    state : State
+    evidence : str
+        A sentence with effect, interval and n; plain Markdown.
+    """
+
+    state: State
+    evidence: str
+
+
+def side_of(low: float, high: float, bound: float = 0.0) -> State:
+    """Return supported if the interval lies above the bound, not supported if below, inconclusive if
+    across."""
+    if low > bound:
+        return State.SUPPORTED
+    return State.NOT_SUPPORTED if high < bound else State.INCONCLUSIVE
+
+
+def combine(verdicts: Mapping[str, Verdict]) -> Verdict:
+    """Combine the verdicts of all settings: the common state, or inconclusive where they differ.
+
+    Parameters
+    ----------
+    verdicts : mapping of str to Verdict
+        By setting; settings that were not measured for this claim do not count. Without any, nothing was
+        measured.
+
+    Returns
+    -------
+    Verdict
+    """
+    measured = [v.state for v in verdicts.values() if v.state is not State.NOT_YET_MEASURED]
+    if not measured:
+        reasons = dict.fromkeys(v.evidence for v in verdicts.values())
+        return Verdict(State.NOT_YET_MEASURED, " ".join(reasons))
+    if len(set(measured)) == 1:
+        return Verdict(measured[0], f"in {_all_of(len(measured))}")
+    counts = ", ".join(f"{state} in {measured.count(state)}" for state in State if state in measured)
+    return Verdict(State.INCONCLUSIVE, f"{counts} of {len(measured)} settings")
+
+
+def _all_of(number: int) -> str:
+    return "the one setting measured" if number == 1 else f"all {number} settings"
