@@ -102,6 +102,7 @@ def test_a_step_picture_names_what_happened_to_each_call() -> None:
     one = figures.step_picture(log, ids, weights, range(4), steps=[1], name="expert {}".format)
     assert "Token 0" not in _texts(one)
     assert "expert 6   0.55" in _texts(one)
+    assert "Its first call" in _texts(figures.step_picture(log, ids, weights, range(4), steps=[1], titles=["Its first call"]))
     for steps, message in (([2], "step 2 does not exist"), ([], "0 steps were asked for")):
         with pytest.raises(ValueError, match=message):
             figures.step_picture(log, ids, weights, range(4), steps=steps)
