@@ -30,7 +30,7 @@ from moecache.experts import LayerErrors, replaced_rows, reroute
 from moecache.families import Routing, check_router, family_of, model_shape, routing_of
 from moecache.hf_internals import RouterOutput
 from moecache.kernel import Fallback
-from moecache.policy import Policy
+from moecache.policy import Policy, WeightRule
 from moecache.provenance import provenance
 from moecache.run import Run
 from moecache.score import (
@@ -159,8 +159,9 @@ class _Emulation:
     def __init__(self, model: Any, policy: Policy, cache: ExpertCache, errors: LayerErrors | None) -> None:
         self.family = family_of(model)
         self.layers = hf_internals.moe_layers(model)
-        self.policy, self.cache, self.errors = policy, cache, errors
-        self.rules = cache.rules
+        self.cache, self.errors = cache, errors
+        self.weight_rule = WeightRule(policy.weight_rule)
+        self.fallback, self.gate_threshold = Fallback(cache.rules.fallback), cache.rules.gate_threshold
         self.logs: list[DecisionLog] = []
         self.cancelled: list[np.ndarray] = []
         self.squared_errors: list[np.ndarray] = []
@@ -208,7 +209,7 @@ class _Emulation:
             return None
         if self.errors is not None:
             self.errors.note(layer, first_token, rows, output)
-        return reroute(self.family, self.policy.weight_rule, output, routing, rows, computed_ids)
+        return reroute(self.family, self.weight_rule, output, routing, rows, computed_ids)
 
     def _decide(self, layer: int, first_token: int, routing: Routing) -> DecisionLog:
         log = self.cache.decide(
@@ -223,10 +224,8 @@ class _Emulation:
 
     def _count_near_ties(self, routing: Routing, outcome: np.ndarray, computed_ids: np.ndarray) -> int:
         scores = torch.from_numpy(routing.selection_scores).to(torch.float32).numpy()
-        is_near = near_ties(
-            scores, routing.topk_ids, routing.gate_weights, outcome, computed_ids, self.rules.fallback, self.rules.gate_threshold
-        )
-        return int(is_near.sum())
+        calls = (routing.topk_ids, routing.gate_weights, outcome, computed_ids)
+        return int(near_ties(scores, *calls, self.fallback, self.gate_threshold).sum())
 
     def extra(self) -> dict[str, np.ndarray]:
         """Per-token arrays beyond losses and decisions, by name."""

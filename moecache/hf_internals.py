@@ -96,9 +96,7 @@ def _moe_layer(name: str, decoder: nn.Module, routers: tuple[type, ...]) -> MoeL
     if not inside and not experts:
         return None
     if len(inside) != 1 or len(experts) != 1:
-        raise ValueError(
-            f"layer {name} has {len(inside)} routers and {len(experts)} experts modules; one of each is understood"
-        )
+        raise ValueError(f"layer {name} has {len(inside)} routers and {len(experts)} experts modules; one of each is understood")
     return MoeLayer(name, decoder, inside[0], experts[0])
 
 

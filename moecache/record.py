@@ -7,6 +7,8 @@ the model. Nothing is replaced, so the model's outputs do not change. Policies a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -48,36 +50,72 @@ def record(model: Any, token_ids: Any, progress: bool = False, source: dict[str,
     """
     documents = as_documents(model, token_ids)
     check_evaluation(model)
-    shape, recorder = model_shape(model), _Recorder(model)
-    with torch.no_grad(), hf_internals.experts_implementation(model):
-        with hf_internals.watched(recorder.layers, recorder.listen):
-            for document in with_progress(documents, progress, "record"):
-                ids = torch.from_numpy(document).to(model.device, torch.int64)
-                hf_internals.final_hidden_states(model, ids[None], use_cache=False)
-    return RouterTrace.from_arrays(
-        selection_scores=recorder.stack("selection_scores"),
-        topk_ids=recorder.stack("topk_ids"),
-        gate_weights=recorder.stack("gate_weights"),
-        token_ids=np.concatenate(documents),
-        document_start=document_starts(documents),
-        shape=shape,
-        source=describe_model(model, documents) | (source or {}),
-    )
+    with torch.no_grad(), hf_internals.experts_implementation(model), recording(model) as recorder:
+        for document in with_progress(documents, progress, "record"):
+            ids = torch.from_numpy(document).to(model.device, torch.int64)
+            hf_internals.final_hidden_states(model, ids[None], use_cache=False)
+    return recorder.trace(documents, source)
 
 
-class _Recorder:
+@contextmanager
+def recording(model: Any) -> Iterator[Recorder]:
+    """Keep what the routers say in every forward inside the block, whatever runs the model.
+
+    Around an emulation it keeps the routers' own words before anything is replaced, so the trace holds the logits
+    that the emulated model had:
+
+        with recording(model) as recorder:
+            run = emulate(model, documents, policy, num_slots=128)
+        trace = recorder.trace(documents)
+
+    Yields
+    ------
+    Recorder
+        Call its `trace` after the block.
+    """
+    recorder = Recorder(model)
+    with hf_internals.watched(recorder.layers, recorder.listen):
+        yield recorder
+
+
+class Recorder:
     """Keeps what each router said, layer by layer, document after document."""
 
     def __init__(self, model: Any) -> None:
+        self.model = model
         self.family: Family = family_of(model)
         self.layers: tuple[MoeLayer, ...] = hf_internals.moe_layers(model)
         self.blocks: list[list[Routing]] = [[] for _ in self.layers]
 
     def listen(self, layer: int, output: RouterOutput) -> None:
+        """Keep one router's output, rounded and sorted; it is not replaced."""
         if not self.blocks[layer]:
             check_router(self.family, self.layers[layer].name, output)
         self.blocks[layer].append(routing_of(self.family, output))
 
-    def stack(self, field: str) -> np.ndarray:
+    def trace(self, token_ids: Any, source: dict[str, Any] | None = None) -> RouterTrace:
+        """The trace of the documents that were read, in the order in which they were.
+
+        Raises
+        ------
+        ValueError
+            If the routers spoke about another number of tokens.
+        """
+        documents = as_documents(self.model, token_ids)
+        num_tokens = sum(document.size for document in documents)
+        num_heard = sum(len(block.topk_ids) for block in self.blocks[0])
+        if num_heard != num_tokens:
+            raise ValueError(f"the routers spoke about {num_heard} tokens, but the documents have {num_tokens}")
+        return RouterTrace.from_arrays(
+            selection_scores=self._stack("selection_scores"),
+            topk_ids=self._stack("topk_ids"),
+            gate_weights=self._stack("gate_weights"),
+            token_ids=np.concatenate(documents),
+            document_start=document_starts(documents),
+            shape=model_shape(self.model),
+            source=describe_model(self.model, documents) | (source or {}),
+        )
+
+    def _stack(self, field: str) -> np.ndarray:
         """A field of all layers as one array [T, L, ...]."""
         return np.stack([np.concatenate([getattr(block, field) for block in blocks]) for blocks in self.blocks], axis=1)

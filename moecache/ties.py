@@ -65,9 +65,7 @@ def near_ties(
     return is_near
 
 
-def _near_stand_ins(
-    outside: NDArray[np.float32], is_substituted: NDArray[np.bool_], computed_ids: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _near_stand_ins(outside: NDArray[np.float32], is_substituted: NDArray[np.bool_], computed_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether stand-ins [n] compete closely; `outside` [n, E] holds -inf at the top-k and is overwritten."""
     scores = np.take_along_axis(outside, np.maximum(computed_ids, 0), axis=1)
     chosen = -np.sort(-np.where(is_substituted, scores, -np.inf), axis=1)

@@ -27,6 +27,7 @@ def call_weights(probabilities: Any, called: Any, computed: Any, rule: str, is_n
     return [o * total / sum(own) if sum(own) else 0.0 for o in own]
 
 
+@torch.no_grad()
 def moe_output(experts: Any, hidden: torch.Tensor, computed: Any, weights: Any) -> torch.Tensor:
     """Sum [T, H] float64 over the calls of each token, for gate_up [E, 2F, H] and down [E, H, F] matrices."""
     output = torch.zeros_like(hidden, dtype=torch.float64)
@@ -38,6 +39,7 @@ def moe_output(experts: Any, hidden: torch.Tensor, computed: Any, weights: Any) 
     return output
 
 
+@torch.no_grad()
 def logged_output(layer: Any, hidden: torch.Tensor, computed: np.ndarray, rule: str, is_normalised: bool) -> torch.Tensor:
     """What a layer's experts give [T, H] for inputs [T, H], when `computed` [T, K] (rank order) serve the router's calls."""
     probabilities = torch.softmax(hidden.double() @ layer.router.weight.double().T, dim=-1)
