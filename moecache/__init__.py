@@ -13,6 +13,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from moecache.cache import CapacityError, ExpertCache
+from moecache.cost import TimeEstimate, cost_sensitivity, estimate_seconds, with_seconds
+from moecache.hardware import Hardware
+from moecache.hardware_probe import measure_hardware
 from moecache.importers import load_trace
 from moecache.kernel import KERNEL_VERSION, Admission, Eviction, Fallback, Landing, MissRule, Outcome
 from moecache.metrics import perplexity_increase
@@ -34,6 +37,7 @@ from moecache.policy import (
 )
 from moecache.run import Run
 from moecache.simulate import simulate
+from moecache.synthetic import synthetic_trace
 from moecache.trace import DecisionLog, ModelShape, RouterTrace, TraceError
 
 if TYPE_CHECKING:
@@ -60,6 +64,7 @@ __all__ = [
     "Eviction",
     "ExpertCache",
     "Fallback",
+    "Hardware",
     "Landing",
     "MissRule",
     "ModelShape",
@@ -68,16 +73,22 @@ __all__ = [
     "RouterTrace",
     "Run",
     "ThresholdUnit",
+    "TimeEstimate",
     "TraceError",
     "WeightRule",
+    "cost_sensitivity",
     "emulate",
+    "estimate_seconds",
     "first_j",
     "load_trace",
+    "measure_hardware",
     "only_rank_substituted",
     "perplexity_increase",
     "record",
     "simulate",
+    "synthetic_trace",
     "threshold",
+    "with_seconds",
 ]
 
 

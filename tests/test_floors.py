@@ -16,12 +16,13 @@ PACKAGE = Path(__file__).resolve().parent.parent / "moecache"
 # are in order too. Modules of one sub-package may import each other.
 FLOORS: list[tuple[int, set[str]]] = [
     (0, {"kernel"}),
-    (1, {"policy", "trace"}),
+    (1, {"policy", "trace", "hardware"}),
     (1, {"cache", "importers", "ties"}),
-    (2, {"provenance", "metrics", "cost", "quality"}),
-    (2, {"run"}),
-    (3, {"simulate", "sweep", "synthetic", "hf_internals", "store", "pack", "slots"}),
-    (3, {"families", "score"}),
+    (2, {"provenance", "metrics", "cost_loop", "quality"}),
+    (2, {"run", "hardware_probe"}),
+    (2, {"cost"}),
+    (3, {"simulate", "synthetic", "hf_internals", "store", "pack", "slots"}),
+    (3, {"sweep", "families", "score"}),
     (3, {"experts"}),
     (4, {"record", "emulate", "intervene", "plan", "runtime"}),
     (5, {"frame_file", "stats", "figures", "reference", "export_gguf"}),
