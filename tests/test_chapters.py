@@ -56,6 +56,15 @@ chapters.show(figure, alt="A line that rises to the number of slots.")
 # %%
 chapters.values(num_slots=num_slots, share=table.frame["slots"].mean() / 4)
 """
+SMALL = """# %% [markdown]
+# # Does it stop?
+
+# %% tags=["parameters"]
+num_slots = 2
+
+# %%
+from moecache import chapters
+"""
 RUNS = """
 "90":
   labels: [SIMULATED]
@@ -257,7 +266,7 @@ def test_a_page_by_itself_needs_no_network(executed, tmp_path):
     ],
 )
 def test_a_failing_chapter_leaves_no_chapter(tmp_path, line, told):
-    chapter = _chapter(tmp_path, SOURCE + f"\n# %%\n{line}\n")
+    chapter = _chapter(tmp_path, SMALL + f"\n# %%\n{line}\n")
     target = tmp_path / "build" / "90_works.ipynb"
     target.parent.mkdir()
     target.write_text("from an earlier run")
@@ -311,8 +320,7 @@ def test_only_what_is_stale_runs_again_and_a_failure_is_told(tmp_path):
     assert values == {"90": {"num_slots": 2, "share": 0.5}}
     assert "90_works: done" not in _study(root).stdout
 
-    source = root / "notebooks" / "90_works.py"
-    source.write_text(source.read_text() + "\n# %%\nraise ValueError('no such expert')\n")
+    (root / "notebooks" / "90_works.py").write_text(SMALL + "\n# %%\nraise ValueError('no such expert')\n")
     failed = _study(root)
     assert failed.returncode != 0
     assert "chapter 90 (90_works.py) failed" in failed.stderr
@@ -322,7 +330,7 @@ def test_only_what_is_stale_runs_again_and_a_failure_is_told(tmp_path):
 def test_an_interruption_ends_the_running_chapter_and_its_kernel(tmp_path):
     mark = tmp_path / "kernel.txt"
     line = f"import os, pathlib, time; pathlib.Path({str(mark)!r}).write_text(str(os.getpid())); time.sleep(600)"
-    root = write_study(tmp_path / "study", SOURCE + f"\n# %%\n{line}\n")
+    root = write_study(tmp_path / "study", SMALL + f"\n# %%\n{line}\n")
     program = (
         "import sys; from pathlib import Path; from moecache.chapters import study\n"
         "study.run_chapters(Path(sys.argv[1]), study.EDITIONS['quick'])"
