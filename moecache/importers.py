@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,7 @@ def load_trace(path: str | Path, num_experts: int | None = None) -> RouterTrace:
 
 def _load_npz(path: Path, num_experts: int | None) -> RouterTrace:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError, NotImplementedError, SyntaxError) as error:
         raise TraceError(f"{path} is not a complete .npz file ({error})") from error
@@ -71,7 +73,9 @@ def _load_npz(path: Path, num_experts: int | None) -> RouterTrace:
     starts = _document_starts(path, arrays.get("offsets"), ids.shape[0])
     experts = num_experts if num_experts is not None else int(ids.max()) + 1
     source = {"file": path.name, "format": "npz", "num_experts": "given" if num_experts is not None else "largest id + 1"}
-    return _from_arrays(path, ids, weights, starts, ModelShape(ids.shape[1], experts, ids.shape[2]), source)
+    with _named(path):
+        shape = ModelShape(ids.shape[1], experts, ids.shape[2])
+        return RouterTrace.from_arrays(ids, weights, document_start=starts, shape=shape, source=source)
 
 
 def _document_starts(path: Path, offsets: np.ndarray | None, num_tokens: int) -> np.ndarray:
@@ -86,12 +90,12 @@ def _document_starts(path: Path, offsets: np.ndarray | None, num_tokens: int) ->
     return starts
 
 
-def _from_arrays(
-    path: Path, ids: np.ndarray, weights: np.ndarray, starts: np.ndarray, shape: ModelShape, source: dict[str, Any]
-) -> RouterTrace:
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file in whatever is wrong with its contents."""
     try:
-        return RouterTrace.from_arrays(ids, weights, document_start=starts, shape=shape, source=source)
-    except TraceError as error:
+        yield
+    except ValueError as error:
         raise TraceError(f"{path}: {error}") from error
 
 
@@ -109,7 +113,8 @@ def _load_route_csv(path: Path) -> RouterTrace:
         raise TraceError(f"{path}: columns {sorted(missing)} are missing")
     ids, weights, starts, num_dropped = _fill_cells(path, frame, shape)
     source = {"file": path.name, "format": "route_trace v1", "model": facts.get("model", ""), "dropped_tokens": num_dropped}
-    return _from_arrays(path, ids, weights, starts, shape, source)
+    with _named(path):
+        return RouterTrace.from_arrays(ids, weights, document_start=starts, shape=shape, source=source)
 
 
 def _fill_cells(path: Path, frame: pd.DataFrame, shape: ModelShape) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
@@ -119,6 +124,8 @@ def _fill_cells(path: Path, frame: pd.DataFrame, shape: ModelShape) -> tuple[np.
     for name, bound in bounds.items():
         if ((columns[name] < 0) | (columns[name] >= bound)).any():
             raise TraceError(f"{path}: column {name} holds {columns[name].min()}..{columns[name].max()}, outside 0..{bound - 1}")
+    if frame.empty:
+        raise TraceError(f"{path} holds no calls")
     keys = np.stack([columns[name] for name in ("turn", "step", "layer", "slot")], axis=1)
     if np.unique(keys, axis=0).shape[0] < keys.shape[0]:
         raise TraceError(f"{path}: the same turn, step, layer and slot stands twice")
