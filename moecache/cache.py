@@ -39,7 +39,7 @@ class CapacityError(ValueError):
     """A number of slots that cannot work; the message names the bounds."""
 
 
-def slots_per_layer(shape: ModelShape, num_slots: int | Sequence[int]) -> np.ndarray:
+def slots_per_layer(shape: ModelShape, num_slots: int | Sequence[int] | np.ndarray) -> np.ndarray:
     """[L] int64 slots of each layer, checked.
 
     Raises
@@ -88,7 +88,7 @@ class ExpertCache:
         self,
         shape: ModelShape,
         policy: Policy,
-        num_slots: int | Sequence[int],
+        num_slots: int | Sequence[int] | np.ndarray,
         cold_start: str | npt.ArrayLike = "first",
         seed: int = 0,
     ) -> None:

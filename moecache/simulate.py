@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from moecache.cache import ExpertCache
+from moecache.cache import ExpertCache, slots_per_layer
 from moecache.policy import Policy
 from moecache.provenance import provenance
 from moecache.run import Run
@@ -60,7 +60,7 @@ def simulate(
     _check_options(trace, policy, documents, keep, replay, warmup_tokens, exact_prefix_tokens)
     replayed = trace if replay == "atomic" else _one_call_a_step(trace)
     rules = policy if replay == "atomic" else _stretched(policy, trace.shape.top_k)
-    cache = ExpertCache(replayed.shape, rules, num_slots, cold_start, seed)
+    cache = ExpertCache(replayed.shape, rules, slots_per_layer(trace.shape, num_slots), cold_start, seed)
     is_exact = exact_prefix(replayed.document_start, exact_prefix_tokens)
     boundary = warmup_tokens * (1 if replay == "atomic" else trace.shape.top_k)
     logs: list[DecisionLog] = []
