@@ -89,7 +89,7 @@ def summarise(counts: np.ndarray, mass_sum: float, num_tokens: int) -> dict[str,
 
 
 def token_frame(log: DecisionLog, document_start: np.ndarray, loss_nats: np.ndarray | None) -> pd.DataFrame:
-    """One row a token: document, token loss, calls by outcome over all layers, mean substituted mass, evictions, copies landed."""
+    """One row a token: document, token loss, calls by outcome over all layers, mean substituted mass, evictions, copies that arrived."""
     num_tokens = log.outcome.shape[0]
     columns: dict[str, np.ndarray] = {"token": np.arange(num_tokens), "document": np.cumsum(document_start) - 1}
     if loss_nats is not None:
@@ -99,7 +99,8 @@ def token_frame(log: DecisionLog, document_start: np.ndarray, loss_nats: np.ndar
     columns["first_choices_substituted"] = (log.outcome[..., 0] > FORCED).sum(axis=1)
     columns["substituted_mass"] = log.substituted_mass.mean(axis=1, dtype=np.float64)
     landed = log.arrivals[log.arrivals[:, 6] == Landing.LANDED]
-    columns["copies"] = np.bincount(log.arrivals[:, 1], minlength=num_tokens)[:num_tokens]
+    arrived = log.arrivals[log.arrivals[:, 6] != Landing.CANCELLED]  # landed or dropped: both were moved
+    columns["copies"] = np.bincount(arrived[:, 1], minlength=num_tokens)[:num_tokens]
     evicting = np.bincount(landed[landed[:, 4] >= 0, 1], minlength=num_tokens)[:num_tokens]
     columns["evictions"] = (log.evicted_ids >= 0).sum(axis=(1, 2)) + evicting
     return pd.DataFrame(columns).rename(columns={"hit": "hits"})
