@@ -1,0 +1,55 @@
+"""An edit to any kernel file reaches the compiled kernel: numba's own disk cache would keep the old policy.
+
+A copy of the kernel is compiled in a process of its own, its eviction rule is changed, and a new process must decide differently. Each
+run compiles for some ten seconds, so these tests belong to the long ones; `drop_stale_cache` itself is tested in test_cache.py.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import moecache
+
+PACKAGE = Path(moecache.__file__).parent
+RECENT = "if rules.eviction == LRU:\n        cache.eviction_score[expert] = np.float64(now + 1)"
+LEAST_RECENT = RECENT.replace("now + 1", "1e6 - now")
+DECIDE = """
+import sys
+import numpy as np
+import moecache as mc
+from moecache.kernel import replay
+assert mc.__file__.startswith(sys.argv[1]), mc.__file__
+cache = mc.ExpertCache(mc.ModelShape(1, 4, 1), mc.FETCH_EVERY_MISS, 2)
+log = cache.decide(np.array([0, 1, 2]).reshape(3, 1, 1), np.ones((3, 1, 1), np.float32))
+print(log.evicted_ids.ravel().tolist(), sum(replay.stats.cache_hits.values()))
+"""
+
+
+def run(folder, environment):
+    """Evictions of the copy in `folder`, and how often its compiled form came from the disk."""
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA")} | environment
+    command = [sys.executable, "-c", DECIDE, str(folder)]
+    done = subprocess.run(command, env=settings, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    evicted, _, cache_hits = done.stdout.strip().rpartition(" ")
+    return evicted, int(cache_hits)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("has_own_cache_folder", [False, True])
+def test_edited_kernel_is_compiled_anew(tmp_path, has_own_cache_folder):
+    copy = tmp_path / "moecache"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "reference", "book"))
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "numba")} if has_own_cache_folder else {}
+    assert run(tmp_path, environment) == ("[-1, -1, 0]", 0)
+    assert run(tmp_path, environment) == ("[-1, -1, 0]", 1)
+    source = copy / "kernel" / "eviction.py"
+    text = source.read_text()
+    assert RECENT in text
+    source.write_text(text.replace(RECENT, LEAST_RECENT))
+    assert run(tmp_path, environment) == ("[-1, -1, 1]", 0)
+    assert run(tmp_path, environment) == ("[-1, -1, 1]", 1)
