@@ -19,6 +19,7 @@ from moecache.hardware_probe import measure_hardware
 from moecache.importers import load_trace
 from moecache.kernel import KERNEL_VERSION, Admission, Eviction, Fallback, Landing, MissRule, Outcome
 from moecache.metrics import perplexity_increase
+from moecache.pareto import pareto_front
 from moecache.policy import (
     FETCH_EVERY_MISS,
     FIRST_CHOICE,
@@ -37,6 +38,7 @@ from moecache.policy import (
 )
 from moecache.run import Run
 from moecache.simulate import simulate
+from moecache.sweep import sweep
 from moecache.synthetic import synthetic_trace
 from moecache.trace import DecisionLog, ModelShape, RouterTrace, TraceError
 
@@ -83,9 +85,11 @@ __all__ = [
     "load_trace",
     "measure_hardware",
     "only_rank_substituted",
+    "pareto_front",
     "perplexity_increase",
     "record",
     "simulate",
+    "sweep",
     "synthetic_trace",
     "threshold",
     "with_seconds",

@@ -18,7 +18,7 @@ FLOORS: list[tuple[int, set[str]]] = [
     (0, {"kernel"}),
     (1, {"policy", "trace", "hardware"}),
     (1, {"cache", "importers", "ties"}),
-    (2, {"provenance", "metrics", "cost_loop", "quality"}),
+    (2, {"provenance", "metrics", "cost_loop", "pareto", "quality"}),
     (2, {"run", "hardware_probe"}),
     (2, {"cost"}),
     (3, {"simulate", "synthetic", "hf_internals", "store", "pack", "slots"}),
