@@ -243,9 +243,10 @@ def make_resident(state: CacheState, residents: np.ndarray) -> None:
     residents : [L,C] int, -1 = leave the slot free.
     """
     for layer, row in enumerate(residents):
-        for slot, expert in enumerate(row[: state.num_slots[layer]]):
-            if expert >= 0:
-                state.slot_of_expert[layer, expert] = slot
-                state.expert_in_slot[layer, slot] = expert
-                state.key[layer, slot] = 0
-                state.tie[layer, slot] = expert
+        wanted = row[: state.num_slots[layer]]
+        slots = np.flatnonzero(wanted >= 0)
+        experts = wanted[slots]
+        state.slot_of_expert[layer, experts] = slots
+        state.expert_in_slot[layer, slots] = experts
+        state.key[layer, slots] = 0
+        state.tie[layer, slots] = experts
