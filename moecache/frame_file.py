@@ -115,12 +115,11 @@ def _parse(text: str, dtypes: dict[str, str]) -> pd.DataFrame:
     raw = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, na_filter=False)
     if list(raw.columns) != list(dtypes):
         raise ValueError(f"columns {list(raw.columns)} in place of {list(dtypes)}")
-    # Booleans are spelled out: as a plain string "False" would be true.
-    columns = {
-        name: raw[name] == "True" if dtype == "bool" else raw[name].astype(dtype)
-        for name, dtype in dtypes.items()
-    }
-    return pd.DataFrame(columns, index=raw.index)
+    for name, dtype in dtypes.items():
+        if dtype == "bool":
+            # Booleans are spelled out, and every word but the empty one is true.
+            raw[name] = raw[name] == "True"
+    return raw.astype(dtypes)
 
 
 def _digest(text: str) -> str:
