@@ -180,7 +180,8 @@ class LayerErrors:
             return
         stream = output[0] if isinstance(output, tuple) else output
         exact = stream.reshape(-1, stream.shape[-1])[replaced.rows].to(torch.float32) - replaced.change
-        squared = replaced.change.square().sum(-1) / exact.square().sum(-1)
+        change = replaced.change.square().sum(-1)
+        squared = torch.where(change > 0, change / exact.square().sum(-1), 0.0)  # 0, not 0 / 0, for an all-zero token
         self.squared[replaced.tokens, layer] = squared.cpu().numpy()
 
 

@@ -171,6 +171,18 @@ def test_relative_layer_error_by_hand(build, stepped):
     np.testing.assert_allclose(run.extra["relative_error2"], run.extra["relative_error2_by_layer"].mean(1))
 
 
+def test_token_of_zeros_has_no_layer_error():
+    """A padding token's embedding is zero, its stream stays zero, and so does the change to it: 0, not 0 / 0."""
+    model = qwen3_next()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[7] = 0.0
+    run = mc.emulate(model, np.array([7, 1, 2, 3]), mc.SUBSTITUTE_EVERY_MISS, 4, cold_start="empty", layer_error=True)
+    assert (run.extra["relative_error2_by_layer"][0] == 0).all()
+    run = mc.emulate(model, np.array([7, 1, 2, 3]), mc.SUBSTITUTE_EVERY_MISS, 4, cold_start=[range(12, 16)] * 4, layer_error=True)
+    assert (run.decisions.outcome[0] == mc.Outcome.SUBSTITUTED).any()
+    assert np.isfinite(run.extra["relative_error2"]).all()
+
+
 def test_measuring_layer_errors_changes_nothing():
     model = qwen3_next()
     plain, measured = (mc.emulate(model, documents(), mc.SPEED_FIRST, 6, layer_error=flag) for flag in (False, True))
