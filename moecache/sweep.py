@@ -16,12 +16,13 @@ import hashlib
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -231,24 +232,33 @@ def _run_jobs(
     import joblib  # here, because it is a sixth of the time that `import moecache` takes
     from joblib.parallel import get_active_backend
 
-    backend, configured = get_active_backend()
-    if num_workers is None:
-        # 1 is joblib's word for "nobody said": a back end that the user chose (Dask, Ray) has a default of its own
-        num_workers = configured or (-1 if backend.default_n_jobs == 1 else backend.default_n_jobs)
-    if num_workers == 1 or not jobs:
+    backend, workers = cast(tuple[Any, int | None], get_active_backend())
+    if num_workers is not None:
+        workers = num_workers
+    elif workers is None:  # nobody said; a back end that the user chose (Dask, Ray) has a default of its own, and joblib's own is 1
+        workers = -1 if backend.default_n_jobs == 1 else backend.default_n_jobs
+    if workers == 1 or not jobs:
         yield from ((i, run_job(job, options)) for i, job in jobs)
         return
     calls = [joblib.delayed(_numbered)(i, job, options) for i, job in jobs]
     if backend.supports_return_generator:
-        results = joblib.Parallel(n_jobs=num_workers, return_as="generator_unordered")(calls)
-        try:
-            yield from results
-        finally:
-            results.close()  # cancels what is under way when the caller was interrupted
+        yield from _cancelled_when_closed(joblib.Parallel(n_jobs=workers, return_as="generator_unordered")(calls))
         return
-    size = ROUND_PER_WORKER * joblib.effective_n_jobs(num_workers)
+    size = ROUND_PER_WORKER * joblib.effective_n_jobs(cast(int, workers))
     for start in range(0, len(calls), size):
-        yield from joblib.Parallel(n_jobs=num_workers)(calls[start : start + size])
+        yield from cast(Any, joblib.Parallel(n_jobs=workers)(calls[start : start + size]))
+
+
+def _cancelled_when_closed(results: Any) -> Generator[Any]:
+    """joblib's generator; what is still under way is cancelled when the caller stops early, and joblib need not warn of it."""
+    try:
+        # Not `yield from`: that would close joblib's generator before the warning is silenced.
+        for result in results:  # noqa: UP028
+            yield result
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            results.close()
 
 
 def _numbered(i: int, job: _Job, options: _Options) -> tuple[int, list[dict[str, Any]]]:
