@@ -53,9 +53,9 @@ def domain_figures(model: PreTrainedModel, tokenizer: Tokenizer, documents: Sequ
     return {
         domain: {
             "num_documents": int(count),
-            "loss_nats": total / tokens,
+            "loss_nats": float(total / tokens),
             "perplexity": math.exp(total / tokens),
-            "bits_per_byte": total / math.log(2) / size,
+            "bits_per_byte": float(total / math.log(2) / size),
         }
         for domain, (count, total, tokens, size) in sums.items()
     }

@@ -15,14 +15,10 @@ Letters: B rows, T tokens, H heads, D key width, V value width. This module know
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numba
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.models.qwen3_next import modeling_qwen3_next
 
 SEGMENT = 32
 
@@ -44,9 +40,9 @@ def _advance(state, key, value, decay, strength, error):
 
 @numba.njit(cache=True, fastmath=True)
 def delta_forward(query, key, value, log_decay, strength):
-    """Outputs [B,T,H,V] and every SEGMENT-th state [B,H,segments,D,V], from q, k [B,T,H,D], v [B,T,H,V], g, b [B,T,H]."""
-    num_rows, num_tokens, num_heads, key_width = key.shape
-    value_width = value.shape[3]
+    """Outputs [B,T,H,V] and every SEGMENT-th state [B,H,segments,D,V], from q, k [B,T,heads of keys,D], v [B,T,H,V], g, b [B,T,H]."""
+    num_rows, num_tokens, num_heads, value_width = value.shape
+    key_width, repeats = key.shape[3], num_heads // key.shape[2]
     num_segments = (num_tokens + SEGMENT - 1) // SEGMENT
     out = np.zeros_like(value)
     kept = np.empty((num_rows, num_heads, num_segments, key_width, value_width), np.float32)
@@ -57,8 +53,8 @@ def delta_forward(query, key, value, log_decay, strength):
             for t in range(num_tokens):
                 if t % SEGMENT == 0:
                     kept[b, h, t // SEGMENT] = state
-                _advance(state, key[b, t, h], value[b, t, h], np.exp(log_decay[b, t, h]), strength[b, t, h], error)
-                q, o = query[b, t, h], out[b, t, h]
+                k, q, o = key[b, t, h // repeats], query[b, t, h // repeats], out[b, t, h]
+                _advance(state, k, value[b, t, h], np.exp(log_decay[b, t, h]), strength[b, t, h], error)
                 for i in range(key_width):
                     for j in range(value_width):
                         o[j] += state[i, j] * q[i]
@@ -100,10 +96,11 @@ def _retreat_write(grad_state, before, k, decay, grad_v, grad_k):
 
 @numba.njit(cache=True, fastmath=True)
 def delta_backward(grad_out, query, key, value, log_decay, strength, kept):
-    """Gradients of q, k [B,T,H,D], v [B,T,H,V], g and b [B,T,H]."""
-    num_rows, num_tokens, num_heads, key_width = key.shape
-    value_width = value.shape[3]
-    grad_query, grad_key, grad_value = np.empty_like(query), np.empty_like(key), np.empty_like(value)
+    """Gradients of q, k for every value head [B,T,H,D], of v [B,T,H,V], g and b [B,T,H]."""
+    num_rows, num_tokens, num_heads, value_width = value.shape
+    key_width, repeats = key.shape[3], num_heads // key.shape[2]
+    shape = (num_rows, num_tokens, num_heads, key_width)
+    grad_query, grad_key, grad_value = np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty_like(value)
     grad_decay, grad_strength = np.empty_like(log_decay), np.empty_like(strength)
     states = np.empty((SEGMENT + 1, key_width, value_width), np.float32)
     errors = np.empty((SEGMENT, value_width), np.float32)
@@ -119,10 +116,10 @@ def delta_backward(grad_out, query, key, value, log_decay, strength, kept):
                     t = first + n
                     states[n + 1] = states[n]
                     decay = np.exp(log_decay[b, t, h])
-                    _advance(states[n + 1], key[b, t, h], value[b, t, h], decay, strength[b, t, h], errors[n])
+                    _advance(states[n + 1], key[b, t, h // repeats], value[b, t, h], decay, strength[b, t, h], errors[n])
                 for n in range(num - 1, -1, -1):
                     t = first + n
-                    q, k, beta = query[b, t, h], key[b, t, h], strength[b, t, h]
+                    q, k, beta = query[b, t, h // repeats], key[b, t, h // repeats], strength[b, t, h]
                     grad_o, grad_q, grad_k = grad_out[b, t, h], grad_query[b, t, h], grad_key[b, t, h]
                     _retreat_read(grad_state, states[n + 1], errors[n], q, k, beta, grad_o, grad_q, grad_k, grad_e)
                     grad_v, total = grad_value[b, t, h], np.float32(0)
@@ -134,19 +131,63 @@ def delta_backward(grad_out, query, key, value, log_decay, strength, kept):
     return grad_query, grad_key, grad_value, grad_decay, grad_strength
 
 
+@numba.njit(cache=True, fastmath=True)
+def normalise(rows, scale):
+    """Rows [n,D] divided by their length, times scale, and scale / length [n]; a length of zero is guarded as the library's."""
+    out, factors = np.empty_like(rows), np.empty(len(rows), np.float32)
+    for n in range(len(rows)):
+        total = np.float32(1e-6)
+        for i in range(rows.shape[1]):
+            total += rows[n, i] * rows[n, i]
+        factors[n] = scale / np.sqrt(total)
+        for i in range(rows.shape[1]):
+            out[n, i] = rows[n, i] * factors[n]
+    return out, factors
+
+
+@numba.njit(cache=True, fastmath=True)
+def normalise_backward(grads, out, factors, scale):
+    """Gradient of the rows [n,D] from those of the normalised rows [n,R,D], summed over the R heads that shared a row."""
+    num, repeats, width = grads.shape
+    grad_rows = np.empty((num, width), np.float32)
+    for n in range(num):
+        row = grad_rows[n]
+        row[:] = grads[n, 0]
+        for r in range(1, repeats):
+            for i in range(width):
+                row[i] += grads[n, r, i]
+        along = np.float32(0)
+        for i in range(width):
+            along += row[i] * out[n, i]
+        along /= scale * scale
+        for i in range(width):
+            row[i] = factors[n] * (row[i] - out[n, i] * along)
+    return grad_rows
+
+
 class _DeltaRule(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, *tensors):  # type: ignore[override]
-        tensors = tuple(x.detach().contiguous() for x in tensors)
-        out, kept = delta_forward(*(x.numpy() for x in tensors))
-        ctx.save_for_backward(*tensors)
-        ctx.kept = kept
+    def forward(ctx, query, key, value, log_decay, strength):  # type: ignore[override]
+        ctx.scales = np.float32(query.shape[-1] ** -0.5), np.float32(1)
+        pairs = zip((query, key), ctx.scales, strict=True)
+        normal = [normalise(x.contiguous().numpy().reshape(-1, x.shape[-1]), scale) for x, scale in pairs]
+        q, k = (rows.reshape(query.shape) for rows, _ in normal)
+        v, g, beta = (x.contiguous().numpy() for x in (value, log_decay, strength))
+        out, kept = delta_forward(q, k, v, g, beta)
+        ctx.arrays, ctx.kept, ctx.factors = (q, k, v, g, beta), kept, [factors for _, factors in normal]
         return torch.from_numpy(out)
 
     @staticmethod
     def backward(ctx, grad_out):  # type: ignore[override]
-        arrays = [x.numpy() for x in (grad_out.contiguous(), *ctx.saved_tensors)]
-        return tuple(map(torch.from_numpy, delta_backward(*[*arrays, ctx.kept])))
+        grads = delta_backward(*[grad_out.contiguous().numpy(), *ctx.arrays, ctx.kept])
+        for_inputs = list(map(torch.from_numpy, grads[2:]))
+        for_rows = []
+        for grad, unit, factors, scale in zip(grads[:2], ctx.arrays[:2], ctx.factors, ctx.scales, strict=True):
+            width = unit.shape[-1]
+            shaped = grad.reshape(unit.size // width, -1, width)
+            rows = normalise_backward(shaped, unit.reshape(-1, width), factors, scale)
+            for_rows.append(torch.from_numpy(rows.reshape(unit.shape)))
+        return (*for_rows, *for_inputs)
 
 
 def delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **_options: object) -> tuple[Tensor, None]:
@@ -154,24 +195,8 @@ def delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tenso
 
     Parameters
     ----------
-    query, key : [B,T,heads of keys,D], not yet normalised.
+    query, key : [B,T,heads of keys,D], not yet normalised; each serves the value heads that follow one another.
     value : [B,T,H,V].
     g, beta : log decay and write strength [B,T,H].
     """
-    normalise = modeling_qwen3_next.l2norm
-    repeats = value.shape[2] // key.shape[2]
-    query = normalise(query) * query.shape[-1] ** -0.5
-    query, key = (x.repeat_interleave(repeats, dim=2) for x in (query, normalise(key)))
     return _DeltaRule.apply(query, key, value, g, beta), None  # type: ignore[return-value]
-
-
-@contextmanager
-def fast_delta_rule() -> Iterator[None]:
-    """While inside, Qwen3-Next layers use the compiled recurrence."""
-    name = "torch_chunk_gated_delta_rule"
-    before = getattr(modeling_qwen3_next, name)
-    setattr(modeling_qwen3_next, name, delta_rule)
-    try:
-        yield
-    finally:
-        setattr(modeling_qwen3_next, name, before)

@@ -51,7 +51,7 @@ GEOMETRY_512: dict = {
     "tie_word_embeddings": False,
     "bos_token_id": 0,
     "eos_token_id": 0,
-    "pad_token_id": 0,
+    "pad_token_id": None,
 }
 
 

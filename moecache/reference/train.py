@@ -23,8 +23,7 @@ import torch
 
 from moecache.reference.checkpoint import append_log, cut_log, load_checkpoint, run_folder, save_checkpoint
 from moecache.reference.corpus import Corpus, training_corpus
-from moecache.reference.fast_delta import fast_delta_rule
-from moecache.reference.fast_experts import register
+from moecache.reference.fast import fast_layers, use_fast_parts
 from moecache.reference.network import RouterTap, keep_freed_memory, make_network, mean_balance, token_losses
 from moecache.reference.settings import MODELS_FOLDER, TrainSettings
 
@@ -63,7 +62,7 @@ def make_optimizer(model: torch.nn.Module, settings: TrainSettings) -> torch.opt
 class Trainer:
     """A run in memory: network, optimizer, corpus, and how many steps are done.
 
-    `is_fast` chooses the compiled experts product and delta rule (`fast_experts`, `fast_delta`) over the library's.
+    `is_fast` chooses the exchanged parts of `fast` over the library's own.
     """
 
     settings: TrainSettings
@@ -77,10 +76,10 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.model = make_network(self.settings.geometry, self.settings.seed).train()
-        if self.is_fast:
-            self.model.set_experts_implementation(register())
-        self.optimizer = make_optimizer(self.model, self.settings)
         self.tap = RouterTap(self.model)
+        if self.is_fast:
+            use_fast_parts(self.model, self.tap.routers)
+        self.optimizer = make_optimizer(self.model, self.settings)
         self.step = load_checkpoint(self.folder, self.model, self.optimizer, self.settings)
         cut_log(self.folder, self.step)
 
@@ -96,13 +95,13 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.tap.clear()
-        with fast_delta_rule() if self.is_fast else nullcontext():
+        with fast_layers() if self.is_fast else nullcontext():
             loss = token_losses(self.model, rows).mean()
         even = mean_balance(self.tap)
         (loss + self.settings.balance_coefficient * even).backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad()
         self.step += 1
         return {"loss_nats": loss.item(), "balance": even.item(), "gradient_norm": norm.item()}
 
