@@ -82,7 +82,7 @@ def write_study(root: Path, source: str = SOURCE, runs: str = RUNS) -> Path:
     book.mkdir()
     (book / "intro.md").write_text("# A book\n\nThe share is {{90.share:.0%}}, [why](chapters/90_works.ipynb).\n")
     (book / "glossary.md").write_text("# Glossary\n")
-    (book / "_toc.yml").write_text("format: jb-book\nroot: intro\nchapters: [{glob: chapters/*}, {file: glossary}]\n")
+    (book / "_toc.yml").write_text("format: jb-book\nroot: intro\nchapters:\n- glob: chapters/*\n- file: glossary\n")
     own = Path(__file__).resolve().parent.parent
     (book / "_config.yml").write_text((own / "book" / "_config.yml").read_text())
     (root / "notebooks" / "task_chapters.py").write_text((own / "notebooks" / "task_chapters.py").read_text())

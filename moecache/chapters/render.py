@@ -113,7 +113,8 @@ def render(sources: Path, output: Path, *, is_strict: bool = True) -> Path:
 
 
 def _write_claims(folder: Path, root: Path) -> None:
-    if find_spec("moecache.claims") is None:
+    """Write the table of claims over the page that stands for it, where the book has one."""
+    if find_spec("moecache.claims") is None or not (folder / "claims.md").exists():
         return
     done = _run([sys.executable, "-m", "moecache.claims"], values=root / "book" / "chapters" / "values.json")
     if done.returncode != 0:
