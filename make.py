@@ -126,6 +126,8 @@ def clean() -> int:
     """Remove everything that was built, but not the environment and not the stored results."""
     for name in BUILT:
         shutil.rmtree(ROOT / name, ignore_errors=True)
+    for path in ROOT.glob("pytask.lock*"):
+        path.unlink()
     return 0
 
 
