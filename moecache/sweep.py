@@ -15,9 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -35,6 +34,7 @@ from moecache.importers import load_trace
 from moecache.kernel import KERNEL_VERSION
 from moecache.policy import Policy
 from moecache.simulate import simulate
+from moecache.sweep_store import stored_results, write_result
 from moecache.trace import RouterTrace
 
 TraceLike = RouterTrace | str | os.PathLike[str]
@@ -112,20 +112,17 @@ def sweep(
     digests = _check_traces(named, kinds, slots, options, is_stored=store is not None)
     jobs = [_Job(name, trace, policy, num_slots) for name, trace in named.items() for policy in kinds for num_slots in slots]
     keys = [_key(job, digests[job.name], options) for job in jobs] if store is not None else []
-    results = _stored_results(store, keys)
+    results = stored_results(store, keys)
     todo = [i for i in range(len(jobs)) if i not in results]
     finished = _run_jobs([(i, jobs[i]) for i in todo], options, num_workers)
     bar = tqdm(total=len(jobs), initial=len(results), desc="sweep", unit="run", disable=not progress)
     with bar, closing(finished):
         for i, rows in finished:
             if store is not None:
-                _write_result(Path(store), keys[i], rows)
+                write_result(Path(store), keys[i], rows)
             results[i] = rows
             bar.update()
     return pd.DataFrame([_labelled(row, jobs[i]) for i in range(len(jobs)) for row in results[i]])
-
-
-# -- what comes in ----------------------------------------------------------------------------------------------------------------
 
 
 def _as_list(value: Any, single: type | tuple[type, ...], convert: Any = None) -> list[Any]:
@@ -188,9 +185,6 @@ def _problems(trace: RouterTrace, policies: list[Policy], slots: list[int | tupl
         yield f"warmup_tokens={options.warmup_tokens} is outside 0..{trace.num_tokens - 1}"
     if options.hardware and options.expert_bytes is None and trace.shape.expert_bytes is None:
         yield "seconds need the size of an expert: give expert_bytes=..."
-
-
-# -- one combination --------------------------------------------------------------------------------------------------------------
 
 
 def _simulate_options(options: _Options, **changes: Any) -> dict[str, Any]:
@@ -265,9 +259,6 @@ def _numbered(i: int, job: _Job, options: _Options) -> tuple[int, list[dict[str,
     return i, run_job(job, options)
 
 
-# -- the store --------------------------------------------------------------------------------------------------------------------
-
-
 def _trace_digest(trace: RouterTrace) -> str:
     """SHA-256 of everything that a replay reads."""
     digest = hashlib.sha256(json.dumps([asdict(trace.shape), trace.num_tokens]).encode())
@@ -285,32 +276,3 @@ def _key(job: _Job, trace_digest: str, options: _Options) -> dict[str, Any]:
         **asdict(options),
     }
     return json.loads(json.dumps(key))
-
-
-def _path(store: Path, key: dict[str, Any]) -> Path:
-    return store / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]}.json"
-
-
-def _stored_results(store: str | Path | None, keys: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    """Finished combinations by number; a file that is damaged counts as not finished."""
-    results = {}
-    for i, key in enumerate(keys):
-        try:
-            content = json.loads(_path(Path(store or ""), key).read_text(encoding="utf-8"))
-            if content["key"] == key:
-                results[i] = content["rows"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return results
-
-
-def _write_result(store: Path, key: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    path = _path(store, key)
-    store.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=store, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"key": key, "rows": rows}, file)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)

@@ -17,9 +17,6 @@ LANDED, ALREADY_RESIDENT, NO_VICTIM, CANCELLED = range(4)
 MIB = 2**20
 
 
-# -- the twin: one event after the other, on plain dictionaries -------------------------------------------------------------------
-
-
 class Twin:
     """One link, one device, an optional host tier. Seconds are sums of binary fractions in these tests, so that no sum rounds."""
 
@@ -238,9 +235,6 @@ def test_the_host_tier_keeps_what_was_read_last():
     assert unbounded.disk_reads.tolist() == [1, 1, 0, 1, 0, 0]
 
 
-# -- whole runs -------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def trace():
     return mc.synthetic_trace(400, 3, 64, 4, seed=5, document_tokens=100, expert_bytes=6 * MIB)
@@ -314,9 +308,6 @@ def test_sensitivity_has_a_row_for_every_constant_that_matters(trace):
     assert (rates <= 0).all()
     assert times.sum() - rates.sum() == pytest.approx(1, abs=0.02)  # doubling every time doubles the seconds
     assert frame.query("constant == 'overlap'")["factor"].tolist() == [0.999]  # overlap cannot exceed 1
-
-
-# -- constants --------------------------------------------------------------------------------------------------------------------
 
 
 def test_profiles_are_nominal_and_say_where_they_come_from():

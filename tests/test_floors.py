@@ -17,8 +17,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "moecache"
 FLOORS: list[tuple[int, set[str]]] = [
     (0, {"kernel"}),
     (1, {"policy", "trace", "hardware"}),
-    (1, {"cache", "importers", "ties"}),
-    (2, {"provenance", "metrics", "cost_loop", "pareto", "quality"}),
+    (1, {"steps", "importers", "ties", "calibrate"}),
+    (1, {"cache"}),
+    (2, {"provenance", "metrics", "cost_loop", "pareto", "quality", "sweep_store"}),
     (2, {"run", "hardware_probe"}),
     (2, {"cost"}),
     (3, {"simulate", "synthetic", "hf_internals", "store", "pack", "slots"}),

@@ -90,9 +90,6 @@ def test_slots_may_differ_between_layers_and_hardware_may_be_a_list(trace):
     assert "seconds_per_token" not in mc.sweep(trace, mc.Policy(), 8, num_workers=1, progress=False)
 
 
-# -- the store --------------------------------------------------------------------------------------------------------------------
-
-
 def count_runs(monkeypatch):
     runs, run_job = [], sweep_module.run_job
     monkeypatch.setattr(sweep_module, "run_job", lambda job, options: runs.append(job) or run_job(job, options))
@@ -149,18 +146,18 @@ def test_a_damaged_file_counts_as_not_finished(trace, tmp_path, monkeypatch, dam
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_an_interrupted_sweep_goes_on_where_it_stopped(trace, here, tmp_path, monkeypatch, num_workers):
-    write = sweep_module._write_result
+    write = sweep_module.write_result
 
     def interrupted(store, key, rows):
         if len(list(store.glob("*.json"))) == 4:
             raise KeyboardInterrupt
         write(store, key, rows)
 
-    monkeypatch.setattr(sweep_module, "_write_result", interrupted)
+    monkeypatch.setattr(sweep_module, "write_result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sweep_again(trace, store=tmp_path, num_workers=num_workers)
     assert len(list(tmp_path.iterdir())) == 4
-    monkeypatch.setattr(sweep_module, "_write_result", write)
+    monkeypatch.setattr(sweep_module, "write_result", write)
     runs = count_runs(monkeypatch)
     assert_frame_equal(sweep_again(trace, store=tmp_path, num_workers=1), here, check_exact=True)
     assert len(runs) == 5
@@ -185,9 +182,6 @@ def test_control_c_stops_a_sweep_at_once_and_leaves_whole_files(tmp_path):
     finished = list(tmp_path.iterdir())
     assert 1 <= len(finished) < 60
     assert all(json.loads(path.read_text())["rows"] for path in finished)
-
-
-# -- what is refused --------------------------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_replayed_is_refused_before_anything_runs(trace, monkeypatch):
@@ -223,9 +217,6 @@ def test_names_must_be_different(trace, arguments, message):
 def test_traces_need_different_names(tmp_path):
     with pytest.raises(ValueError, match="different names"):
         mc.sweep([tmp_path / "a" / "x.npz", tmp_path / "b" / "x.npz"], mc.Policy(), 8)
-
-
-# -- the Pareto front -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_front_keeps_what_nothing_beats():
