@@ -21,6 +21,7 @@ from moecache.chapters.assemble import assemble, with_values
 from moecache.chapters.check_pages import faults
 from moecache.chapters.execute import ChapterFailed, run_chapter
 from moecache.chapters.fill import fill
+from moecache.chapters.keep import keep_results
 from moecache.chapters.page import to_html
 from moecache.chapters.source import ChapterError, find_chapters, read_parameters
 
@@ -351,6 +352,25 @@ def _wait_until(condition):
             return found
         time.sleep(0.1)
     raise AssertionError("it did not happen within a minute")
+
+
+def test_a_full_study_is_kept_with_what_it_used_and_nothing_else(executed, tmp_path, monkeypatch):
+    root = write_study(tmp_path / "study")
+    with pytest.raises(ValueError, match="not run in full yet: 90_works"):
+        keep_results(root)
+    target = root / "build" / "chapters" / "full" / "90_works.ipynb"
+    target.parent.mkdir(parents=True)
+    nbformat.write(executed[1], target)
+    (used,) = assemble(*executed, "full").results
+    own, stored = tmp_path / "own", root / "data" / "results"
+    monkeypatch.setenv("MOECACHE_OWN_RESULTS", str(own))
+    for folder, name in [(own / "90_test", used["file"]), (own / "90_test", "other.csv"), (stored / "old", "old.csv")]:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("a\n1\n")
+        (folder / name).with_suffix(".json").write_text("{}")
+    assert keep_results(root) == [stored / "90_test" / used["file"]]
+    kept = {path.name for path in stored.rglob("*") if path.is_file()}
+    assert kept == {used["file"], used["file"].replace("csv", "json")}
 
 
 @pytest.mark.long
