@@ -19,6 +19,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--branch-decay", type=float, metavar="FRACTION", help="branch off with a falling rate")
     export = commands.add_parser("export", help="write a run's weights and card into a model folder")
     export.add_argument("--run", required=True, help="training run, for example reference-512-decay-1300")
+    export.add_argument("--note", action="append", default=[], help="a line for the card's notes; may be repeated")
     evaluate = commands.add_parser("evaluate", help="held-out loss per domain, tasks solved, routing figures")
     record = commands.add_parser("record", help="record a router trace of held-out documents")
     record.add_argument("--out", required=True, help="file to write (.safetensors)")
@@ -51,7 +52,7 @@ def _export(arguments: argparse.Namespace) -> None:
     from moecache.reference.export import export, write_card
 
     print(f"weights in {export(arguments.run, directory=arguments.directory)}")
-    print(f"card in {write_card(directory=arguments.directory)}")
+    print(f"card in {write_card(directory=arguments.directory, notes=arguments.note)}")
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
@@ -64,8 +65,10 @@ def _record(arguments: argparse.Namespace) -> None:
     from moecache.record import record
     from moecache.reference import held_out_documents, load_model
 
-    documents = held_out_documents(arguments.documents)
-    record(load_model(directory=arguments.directory), [d.tokens for d in documents]).save(arguments.out)
+    documents = held_out_documents(arguments.documents, directory=arguments.directory)
+    source = {key: [getattr(d, key) for d in documents] for key in ("name", "domain", "cluster")}
+    model = load_model(directory=arguments.directory)
+    record(model, [d.tokens for d in documents], progress=True, source={"documents": source}).save(arguments.out)
     print(f"trace of {len(documents)} documents in {arguments.out}")
 
 

@@ -85,7 +85,7 @@ def greedy(model: PreTrainedModel, tokenizer: Tokenizer, max_new_tokens: int = M
         ids: Tensor = torch.tensor([[0, *prompt_ids]])
         cache, written = None, []
         for _ in range(max_new_tokens):
-            output = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            output = model(ids, cache=cache, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
             token = int(output.logits[0, -1].argmax())
             written.append(token)

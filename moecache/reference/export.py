@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -46,6 +46,7 @@ def export(run: str, name: str = "reference-512", directory: Path | str | None =
     torch.nn.Module.to(model, torch.bfloat16)
     model.save_pretrained(target)
     (target / "generation_config.json").unlink(missing_ok=True)
+    (target / "model.safetensors").chmod(0o644)
     shutil.copy2(source / "log.jsonl", target / "log.jsonl")
     tokenizer = MODELS_FOLDER / name / "tokenizer.json"
     if tokenizer.resolve() != (target / "tokenizer.json").resolve():
@@ -79,13 +80,18 @@ def _curve(log: list[dict]) -> str:
     return _table(("million tokens", "mean training loss (nats)", "learning rate", "median tokens/s"), rows)
 
 
-def write_card(name: str = "reference-512", directory: Path | str | None = None) -> Path:
+def write_card(name: str = "reference-512", directory: Path | str | None = None, notes: Sequence[str] = ()) -> Path:
     """Evaluate a model folder and write its card (README.md) and figures (evaluation.json).
 
     The figures are measured here and now; the card names the machine.
+
+    Parameters
+    ----------
+    name, directory : the model folder, default `data/models/<name>`.
+    notes : what happened during the run, a list item each.
     """
     folder = Path(directory) if directory else MODELS_FOLDER / name
-    figures = evaluate(name, str(folder))
+    figures = {"sha256": sha256_of(folder / "model.safetensors"), "machine": machine()} | evaluate(name, str(folder))
     (folder / "evaluation.json").write_text(json.dumps(figures, indent=1) + "\n")
     log, settings, manifest = read_log(folder), TrainSettings(), load_manifest()
     domains = _table(
@@ -110,7 +116,7 @@ def write_card(name: str = "reference-512", directory: Path | str | None = None)
         name=name, num_tokens=log[-1]["num_tokens"], steps=log[-1]["step"], step_tokens=settings.step_tokens,
         settings=settings, packages=packages, data=data, files=files, machine=machine(), domains=domains, tasks=tasks,
         num_questions=figures["num_questions"], routing=routing, curve=_curve(log), version=manifest["texts_version"],
-        decay=_decay(log),
+        decay=_decay(log), notes="\n".join(f"- {note}" for note in notes) or "- Nothing unusual.",
     )  # fmt: skip
     path = folder / "README.md"
     path.write_text(text)
@@ -169,6 +175,10 @@ Routing on held-out text (lists go by layer, gate weights by rank):
 MEASURED on {machine}; the core was shared, so tokens/s is a lower bound.
 
 {curve}
+
+## Notes on this run
+
+{notes}
 
 ## Files
 

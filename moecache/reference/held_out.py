@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from moecache.reference.loading import load_tokenizer, model_folder
+from moecache.reference.loading import load_tokenizer, tokenizer_file
 from moecache.reference.packages import cache_folder, sha256_of
 from moecache.reference.texts import DOMAINS, Say, Text, load_manifest, load_texts
 
@@ -72,7 +72,7 @@ def held_out_documents(
 
 def _documents_of(domain: str, num_tokens: int, name: str, directory: Path | str | None, say: Say) -> list[Document]:
     texts = load_texts(domain, "held_out", say)
-    ids = _token_ids(domain, texts, model_folder(name, directory) / "tokenizer.json")
+    ids = _token_ids(domain, texts, tokenizer_file(name, directory))
     long_enough = [i for i, tokens in enumerate(ids) if len(tokens) >= num_tokens]
     order = spread_order([texts[i].cluster for i in long_enough], [ORDER_SEED, DOMAINS.index(domain)])
     chosen = [long_enough[i] for i in order]
@@ -91,12 +91,12 @@ def spread_order(clusters: Sequence[str], seed: Iterable[int]) -> list[int]:
     return [shuffled[place] for _, place in sorted(rounds)]
 
 
-def _token_ids(domain: str, texts: list[Text], tokenizer_file: Path) -> list[NDArray[np.int32]]:
+def _token_ids(domain: str, texts: list[Text], file: Path) -> list[NDArray[np.int32]]:
     text_hash = load_manifest()["files"][f"{domain}.held_out.jsonl"]["sha256"]
-    key = hashlib.sha256(f"{text_hash} {sha256_of(tokenizer_file)}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{text_hash} {sha256_of(file)}".encode()).hexdigest()[:16]
     path = cache_folder() / "tokens" / f"{domain}-held-out-{key}.npz"
     if not path.exists():
-        encoded = load_tokenizer(directory=tokenizer_file.parent).encode_batch([text.text for text in texts])
+        encoded = load_tokenizer(directory=file.parent).encode_batch([text.text for text in texts])
         ids = [np.array([0, *e.ids], dtype=np.int32) for e in encoded]
         ends = np.cumsum([len(tokens) for tokens in ids])
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -65,4 +65,14 @@ def load_tokenizer(name: str = "reference-512", directory: Path | str | None = N
     """
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(_require(model_folder(name, directory) / "tokenizer.json", "python -m moecache.reference tokenizer")))
+    return Tokenizer.from_file(str(tokenizer_file(name, directory)))
+
+
+def tokenizer_file(name: str = "reference-512", directory: Path | str | None = None) -> Path:
+    """The file of a model's tokenizer.
+
+    Raises
+    ------
+    MissingModelError : the file is missing; says how to make it.
+    """
+    return _require(model_folder(name, directory) / "tokenizer.json", "python -m moecache.reference tokenizer")
