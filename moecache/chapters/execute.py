@@ -104,6 +104,9 @@ def kernel_environment(folder: Path, results_mode: str) -> dict[str, str]:
         "NUMBA_NUM_THREADS": "1",
         "TQDM_DISABLE": "1",
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        # Neither a fault of the chapter: a missing optional kernel, and widgets for bars that are not drawn.
+        "TRANSFORMERS_VERBOSITY": "error",
+        "PYTHONWARNINGS": "ignore:IProgress not found",
         "PYTHONHASHSEED": "0",
     }
     return dict(os.environ) | own
