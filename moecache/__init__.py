@@ -17,7 +17,7 @@ from moecache.cost import TimeEstimate, cost_sensitivity, estimate_seconds, with
 from moecache.hardware import Hardware
 from moecache.hardware_probe import measure_hardware
 from moecache.importers import load_trace
-from moecache.kernel import KERNEL_VERSION, Admission, Eviction, Fallback, Landing, MissRule, Outcome
+from moecache.kernel import KERNEL_VERSION, Admission, Count, Eviction, Fallback, Insertion, Landing, MissRule, Outcome
 from moecache.metrics import perplexity_increase
 from moecache.pareto import pareto_front
 from moecache.policy import (
@@ -32,7 +32,10 @@ from moecache.policy import (
     Policy,
     ThresholdUnit,
     WeightRule,
+    cache_prior,
     first_j,
+    mass_budget,
+    max_rank,
     only_rank_substituted,
     threshold,
 )
@@ -61,12 +64,14 @@ __all__ = [
     "SUBSTITUTE_EVERY_MISS",
     "Admission",
     "CapacityError",
+    "Count",
     "CountedCalls",
     "DecisionLog",
     "Eviction",
     "ExpertCache",
     "Fallback",
     "Hardware",
+    "Insertion",
     "Landing",
     "MissRule",
     "ModelShape",
@@ -78,11 +83,14 @@ __all__ = [
     "TimeEstimate",
     "TraceError",
     "WeightRule",
+    "cache_prior",
     "cost_sensitivity",
     "emulate",
     "estimate_seconds",
     "first_j",
     "load_trace",
+    "mass_budget",
+    "max_rank",
     "measure_hardware",
     "only_rank_substituted",
     "pareto_front",

@@ -15,24 +15,22 @@ import numpy.typing as npt
 
 from moecache.kernel import (
     CacheState,
-    Eviction,
     Fallback,
     Landing,
     StepLog,
     Steps,
     forget,
-    growth_table,
     make_resident,
     new_state,
     replay,
 )
-from moecache.kernel.state import EVICTIONS, NUM_COUNTS
+from moecache.kernel.eviction import HORIZON
 from moecache.policy import Policy
+from moecache.steps import ABSENT, make_steps
 from moecache.trace import DecisionLog, ModelShape
 
 COLD_STARTS = ("first", "random", "empty")
 LOG_BLOCK = 1024  # tokens decided per kernel call, so that the buffer for arrivals stays small
-NO_SCORES = np.zeros((1, 1, 0), np.int16)
 
 
 class CapacityError(ValueError):
@@ -73,11 +71,12 @@ class ExpertCache:
     cold_start : who is resident before the first token: "first" (experts 0..C-1), "random" (by `seed`), "empty", or a profile
         [L,n] of expert ids, most wanted first, n >= C.
     seed : of the random cold start.
+    buddies : [L,E,H] int, each expert's stand-ins, best first, -1 = none (`moecache.calibrate.buddy_table`); for fallback "buddy".
 
     Attributes
     ----------
     state : CacheState, the kernel's arrays.
-    counts : [L,12] int64, calls by outcome and the other counters so far.
+    counts : [L,17] int64, calls by `Outcome`, then the columns of `Count`, so far.
 
     Raises
     ------
@@ -91,21 +90,27 @@ class ExpertCache:
         num_slots: int | Sequence[int] | np.ndarray,
         cold_start: str | npt.ArrayLike = "first",
         seed: int = 0,
+        buddies: np.ndarray | None = None,
     ) -> None:
         self.shape, self.policy = shape, policy
         self.num_slots = slots_per_layer(shape, num_slots)
         self.rules = policy.compile(shape.top_k)
         self._residents = _cold_residents(shape, self.num_slots, cold_start, seed)
-        self.state: CacheState = new_state(shape.num_layers, shape.num_experts, shape.top_k, self.num_slots)
+        table = _checked_buddies(shape, policy, buddies)
+        self.state: CacheState = new_state(shape.num_layers, shape.num_experts, shape.top_k, self.num_slots, table)
         make_resident(self.state, self._residents)
 
     @property
     def counts(self) -> np.ndarray:
-        """[L,12] int64: calls by outcome, evictions, copies booked, admitted, dropped on arrival, first choices substituted."""
+        """[L,17] int64: calls by `Outcome`, then the columns of `Count`."""
         return self.state.counts
 
-    def reset(self) -> np.ndarray:
+    def reset(self, first_use: np.ndarray | None = None) -> np.ndarray:
         """Cold start again, as at a document boundary: scores, accounts and copies under way are forgotten, the clock runs on.
+
+        Parameters
+        ----------
+        first_use : [L,E] int64, clock of each expert's next call, for a policy that knows the future; also before the first token.
 
         Returns
         -------
@@ -113,6 +118,8 @@ class ExpertCache:
         """
         cancelled = self._copies_under_way()
         forget(self.state)
+        if first_use is not None:
+            self.state.eviction_score[...] = HORIZON - first_use
         make_resident(self.state, self._residents)
         return cancelled
 
@@ -133,6 +140,8 @@ class ExpertCache:
         *,
         first_layer: int = 0,
         is_exact: np.ndarray | None = None,
+        predicted_ids: np.ndarray | None = None,
+        next_use: np.ndarray | None = None,
         keep_log: bool = True,
     ) -> DecisionLog | None:
         """Advance layers first_layer .. first_layer + l - 1 by T tokens.
@@ -144,6 +153,8 @@ class ExpertCache:
         selection_scores : [T,l,E] float16; needed when misses may be substituted by score.
         first_layer : the first of the l consecutive layers.
         is_exact : [T] bool, tokens whose misses are all waited for.
+        predicted_ids : [T,l,P] int, experts to prefetch for each step, -1 = none; needed by a policy that prefetches.
+        next_use : [T,l,K] int64, clock of each call's next call; needed by a policy that knows the future.
         keep_log : False keeps only `counts`.
 
         Returns
@@ -155,7 +166,10 @@ class ExpertCache:
         ValueError : arrays that do not fit the cache or each other, ids that are no experts, scores that are missing or not
             float16, or layers at different tokens.
         """
-        steps = self._steps(topk_ids, gate_weights, selection_scores, first_layer, is_exact)
+        steps = make_steps(
+            self.shape, self.policy, self._clock(first_layer, topk_ids), topk_ids, gate_weights, selection_scores,
+            is_exact=is_exact, predicted_ids=predicted_ids, next_use=next_use,
+        )
         if not keep_log:
             replay(self.state, self.rules, steps, _empty_log((1, *topk_ids.shape[1:]), 0), first_layer)
             return None
@@ -171,81 +185,31 @@ class ExpertCache:
             substituted_mass=log.substituted_mass,
         )
 
+    def _clock(self, first_layer: int, topk_ids: np.ndarray) -> int:
+        """The clock before these steps, which all their layers must share."""
+        num_layers = topk_ids.shape[1] if topk_ids.ndim == 3 else 0
+        if not (num_layers and 0 <= first_layer <= self.shape.num_layers - num_layers):
+            raise ValueError(
+                f"topk_ids {list(topk_ids.shape)} from layer {first_layer} do not fit a cache of {self.shape.num_layers} layers and "
+                f"top-{self.shape.top_k}: they must be [tokens, layers, {self.shape.top_k}]"
+            )
+        clocks = self.state.clock[first_layer : first_layer + num_layers]
+        if clocks.min() != clocks.max():
+            raise ValueError(f"layers {first_layer}..{first_layer + num_layers - 1} stand at different tokens {clocks}; decide them apart")
+        return int(clocks[0])
+
     def _decide_block(self, steps: Steps, log: StepLog, block: slice, first_layer: int) -> np.ndarray:
         """Decide one block of tokens into its part of the log; returns the block's arrivals."""
         num_tokens, num_layers, top_k = steps.topk_ids[block].shape
         under_way = int(self.state.ring[first_layer : first_layer + num_layers, 1].sum())
-        most = under_way + num_tokens * num_layers * top_k
+        most = under_way + num_tokens * num_layers * (top_k + steps.predicted_ids.shape[2])
         part = StepLog(
             log.outcome[block], log.computed_ids[block], log.evicted_ids[block], log.substituted_mass[block],
             np.empty((most, 7), np.int64), np.zeros(1, np.int64),
         )
-        cut = {name: array[block] for name, array in steps._asdict().items() if name != "score_bits"}
-        scores = steps.score_bits[block] if steps.score_bits.size else steps.score_bits
-        replay(self.state, self.rules, Steps(score_bits=scores, **cut), part, first_layer)
+        cut = Steps(*(array[block] if array.size else array for array in steps))
+        replay(self.state, self.rules, cut, part, first_layer)
         return part.arrivals[: part.num_arrivals[0]].copy()
-
-    def _steps(
-        self,
-        topk_ids: np.ndarray,
-        gate_weights: np.ndarray,
-        selection_scores: np.ndarray | None,
-        first_layer: int,
-        is_exact: np.ndarray | None,
-    ) -> Steps:
-        num_tokens = self._check_steps(topk_ids, gate_weights, selection_scores, first_layer, is_exact)
-        if selection_scores is None and needs_scores(self.policy):
-            raise ValueError(
-                f"policy {self.policy.label!r} substitutes by selection score, but no selection scores are given; "
-                "record them, or use fallback='random_resident' or 'drop', or wait for every miss"
-            )
-        scores = NO_SCORES if selection_scores is None or not needs_scores(self.policy) else selection_scores.view(np.int16)
-        growth, epoch = self._growth(first_layer, num_tokens)
-        is_exact = np.zeros(num_tokens, np.uint8) if is_exact is None else np.asarray(is_exact, np.uint8)
-        return Steps(
-            _frozen(topk_ids, np.int16), _frozen(gate_weights, np.float32), _frozen(scores, np.int16),
-            _frozen(is_exact, np.uint8), _frozen(growth, np.float64), _frozen(epoch, np.int64),
-        )
-
-    def _check_steps(
-        self,
-        topk_ids: np.ndarray,
-        gate_weights: np.ndarray,
-        selection_scores: np.ndarray | None,
-        first_layer: int,
-        is_exact: np.ndarray | None,
-    ) -> int:
-        """T, after refusing what the kernel would misread: it indexes without looking."""
-        shape, size = self.shape, topk_ids.shape
-        if len(size) != 3 or size[2] != shape.top_k or not 0 <= first_layer <= shape.num_layers - size[1]:
-            raise ValueError(
-                f"topk_ids {list(size)} from layer {first_layer} do not fit a cache of {shape.num_layers} layers and "
-                f"top-{shape.top_k}: they must be [tokens, layers, {shape.top_k}]"
-            )
-        if topk_ids.dtype.kind not in "iu" or (topk_ids.size and not 0 <= topk_ids.min() <= topk_ids.max() < shape.num_experts):
-            raise ValueError(f"topk_ids must be integers in 0..{shape.num_experts - 1}, got {_range(topk_ids)}")
-        expected = {"gate_weights": (gate_weights, size, "f"), "is_exact": (is_exact, size[:1], "biu")}
-        expected["selection_scores"] = (selection_scores, (*size[:2], shape.num_experts), "f")
-        for name, (array, right_size, kinds) in expected.items():
-            if array is not None and (array.shape != right_size or array.dtype.kind not in kinds):
-                raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, but topk_ids {list(size)} ask for {list(right_size)}")
-        if selection_scores is not None and selection_scores.dtype != np.float16:
-            raise ValueError(f"selection_scores are {selection_scores.dtype}; decisions are made on float16: round them with to_recorded")
-        clocks = self.state.clock[first_layer : first_layer + size[1]]
-        if clocks.min() != clocks.max():
-            raise ValueError(f"layers {first_layer}..{first_layer + size[1] - 1} stand at different tokens {clocks}; decide them apart")
-        return size[0]
-
-    def _growth(self, first_layer: int, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        if self.policy.eviction != Eviction.DECAYED_COUNT:
-            return np.ones(num_tokens), np.zeros(num_tokens, np.int64)
-        assert self.policy.half_life is not None
-        return growth_table(self.policy.half_life, int(self.state.clock[first_layer]) + 1, num_tokens)
-
-
-def needs_scores(policy: Policy) -> bool:
-    """True when the policy may ask for the best stand-in by selection score."""
-    return policy.fallback == Fallback.SUBSTITUTE and not policy.waits_for_every_miss
 
 
 def rank_order(gate_weights: np.ndarray, topk_ids: np.ndarray) -> np.ndarray:
@@ -253,16 +217,6 @@ def rank_order(gate_weights: np.ndarray, topk_ids: np.ndarray) -> np.ndarray:
     by_id = np.argsort(topk_ids, axis=-1, kind="stable")
     weights = np.take_along_axis(gate_weights, by_id, axis=-1)
     return np.take_along_axis(by_id, np.argsort(-weights, axis=-1, kind="stable"), axis=-1)
-
-
-def _range(array: np.ndarray) -> str:
-    return f"{array.dtype} {array.min()}..{array.max()}" if array.size else f"{array.dtype}"
-
-
-def _frozen(array: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
-    view = np.ascontiguousarray(array, dtype=dtype).view()
-    view.flags.writeable = False
-    return view
 
 
 def _empty_log(shape: tuple[int, ...], num_arrivals: int) -> StepLog:
@@ -293,4 +247,14 @@ def _cold_residents(shape: ModelShape, num_slots: np.ndarray, cold_start: str | 
     return profile
 
 
-__all__ = ["COLD_STARTS", "EVICTIONS", "NUM_COUNTS", "CapacityError", "ExpertCache", "needs_scores", "rank_order", "slots_per_layer"]
+def _checked_buddies(shape: ModelShape, policy: Policy, buddies: np.ndarray | None) -> np.ndarray:
+    if policy.fallback != Fallback.BUDDY:
+        return ABSENT
+    if buddies is None:
+        raise ValueError(f"policy {policy.label!r} needs a table of buddies: make one with moecache.calibrate.buddy_table(trace)")
+    table, size = np.asarray(buddies), (shape.num_layers, shape.num_experts)
+    if table.ndim != 3 or table.shape[:2] != size or table.dtype.kind not in "iu" or table.size == 0:
+        raise ValueError(f"buddies must be integers [{size[0]}, {size[1]}, at least 1], got {table.dtype} {list(table.shape)}")
+    if table.min() < -1 or table.max() >= shape.num_experts:
+        raise ValueError(f"buddies must be expert ids below {shape.num_experts}, or -1, got {table.min()}..{table.max()}")
+    return table.astype(np.int16)

@@ -10,14 +10,21 @@ import numpy as np
 import pandas as pd
 
 from moecache.kernel import Landing, Outcome
-from moecache.kernel.state import (
+from moecache.kernel.codes import (
     ADMITTED,
     ARRIVALS_DROPPED,
     EVICTIONS,
     FIRST_SUBSTITUTED,
     FORCED,
+    NOT_EVICTING,
+    NOT_INSERTED,
     NUM_COUNTS,
     NUM_OUTCOMES,
+    OUTSIDE_RECORDED,
+    PREFETCH_KIND,
+    PREFETCH_USEFUL,
+    PREFETCH_WASTED,
+    PREFETCHED,
 )
 from moecache.trace import DecisionLog
 
@@ -32,8 +39,8 @@ def count_calls(log: DecisionLog, start: int = 0, stop: int | None = None) -> np
 
     Returns
     -------
-    [L,12] int64 : calls by outcome, evictions, copies booked (always 0 here: a log shows landings), admitted, dropped on arrival,
-        first choices substituted or dropped.
+    [L,17] int64 : as the kernel's, except for what a log does not show and is 0 here: copies booked, prefetches that proved useful or
+        wasted, and stand-ins outside the recorded scores.
     """
     stop = log.outcome.shape[0] if stop is None else stop
     outcome, num_layers = log.outcome[start:stop], log.outcome.shape[1]
@@ -42,7 +49,10 @@ def count_calls(log: DecisionLog, start: int = 0, stop: int | None = None) -> np
         counts[:, code] = (outcome == code).sum(axis=(0, 2))
     rows = log.arrivals[(log.arrivals[:, 1] >= start) & (log.arrivals[:, 1] < stop)]
     landed = rows[rows[:, 6] == Landing.LANDED]
-    counts[:, ADMITTED] = np.bincount(landed[:, 2], minlength=num_layers)
+    is_prefetch = landed[:, 5] == PREFETCH_KIND
+    counts[:, ADMITTED] = np.bincount(landed[~is_prefetch, 2], minlength=num_layers)
+    counts[:, PREFETCHED] = np.bincount(landed[is_prefetch, 2], minlength=num_layers)
+    counts[:, NOT_INSERTED] = (log.evicted_ids[start:stop] == NOT_EVICTING).sum(axis=(0, 2))
     refused = rows[(rows[:, 6] != Landing.LANDED) & (rows[:, 6] != Landing.CANCELLED)]
     counts[:, ARRIVALS_DROPPED] = np.bincount(refused[:, 2], minlength=num_layers)
     evicting = landed[landed[:, 4] >= 0]
@@ -56,7 +66,7 @@ def summarise(counts: np.ndarray, mass_sum: float, num_tokens: int) -> dict[str,
 
     Parameters
     ----------
-    counts : [L,12] int64, as made by the kernel or `count_calls`.
+    counts : [L,17] int64, as made by the kernel or `count_calls`.
     mass_sum : substituted gate mass summed over tokens and layers.
     num_tokens : T of the window.
 
@@ -74,6 +84,11 @@ def summarise(counts: np.ndarray, mass_sum: float, num_tokens: int) -> dict[str,
         "admitted": int(total[ADMITTED]),
         "arrivals_dropped": int(total[ARRIVALS_DROPPED]),
         "first_choices_substituted": int(total[FIRST_SUBSTITUTED]),
+        "not_inserted": int(total[NOT_INSERTED]),
+        "prefetched": int(total[PREFETCHED]),
+        "prefetch_useful": int(total[PREFETCH_USEFUL]),
+        "prefetch_wasted": int(total[PREFETCH_WASTED]),
+        "outside_recorded": int(total[OUTSIDE_RECORDED]),
     }
     calls, steps = max(result["calls"], 1), max(num_tokens * counts.shape[0], 1)
     fetches = result["fetched"] + result["forced"]

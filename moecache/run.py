@@ -30,7 +30,7 @@ class Run:
     replay : "atomic", or "sequential" (a diagnostic: never a result).
     document_start : [T] bool.
     decisions : DecisionLog, or None when only totals were kept.
-    counts, mass_sum : totals over all tokens, [L,12] int64 and float.
+    counts, mass_sum : totals over all tokens, [L,17] int64 and float.
     warm_counts, warm_mass_sum, warmup_tokens : the same from token `warmup_tokens` on.
     loss_nats : [T] float64 token losses, NaN at a document's first token; None without a model.
     seconds, seconds_kind : [T] float64 or None; "measured", "simulated" or "estimated".
@@ -72,7 +72,7 @@ class Run:
         if self.shape.expert_bytes is None:
             return None
         totals = self.summary()
-        copies = totals["fetched"] + totals["forced"] + totals["admitted"] + totals["arrivals_dropped"]
+        copies = totals["fetched"] + totals["forced"] + totals["admitted"] + totals["arrivals_dropped"] + totals["prefetched"]
         return int(copies) * self.shape.expert_bytes
 
     def summary(self, first_token: int = 0) -> dict[str, float | int]:

@@ -7,12 +7,14 @@ substitution does to the text is not known here (a stand-in's output would chang
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from moecache.cache import ExpertCache, slots_per_layer
+from moecache.calibrate import future_calls
 from moecache.policy import Policy
 from moecache.provenance import provenance
 from moecache.run import Run
@@ -32,6 +34,7 @@ def simulate(
     replay: str = "atomic",
     warmup_tokens: int = 0,
     seed: int = 0,
+    buddies: np.ndarray | None = None,
 ) -> Run:
     """Replay a policy over a trace.
 
@@ -48,6 +51,7 @@ def simulate(
         for policies that wait for every miss.
     warmup_tokens : where the warm window starts, for totals apart from the cold ones.
     seed : of the random cold start.
+    buddies : [L,E,H], for the buddy fallback: `moecache.calibrate.buddy_table` of a disjoint trace.
 
     Returns
     -------
@@ -60,19 +64,23 @@ def simulate(
     _check_options(trace, policy, documents, keep, replay, warmup_tokens, exact_prefix_tokens)
     replayed = trace if replay == "atomic" else _one_call_a_step(trace)
     rules = policy if replay == "atomic" else _stretched(policy, trace.shape.top_k)
-    cache = ExpertCache(replayed.shape, rules, slots_per_layer(trace.shape, num_slots), cold_start, seed)
-    is_exact = exact_prefix(replayed.document_start, exact_prefix_tokens)
+    cache = ExpertCache(replayed.shape, rules, slots_per_layer(trace.shape, num_slots), cold_start, seed, buddies)
     boundary = warmup_tokens * (1 if replay == "atomic" else trace.shape.top_k)
+    segments = _segments(replayed, documents, boundary)
+    inputs = _inputs(replayed, policy, exact_prefix_tokens, segments)
+    if policy.needs_future:
+        cache.reset(inputs.first_use[0])
     logs: list[DecisionLog] = []
     cold = (np.zeros_like(cache.counts), 0.0)
-    for block in _segments(replayed, documents, boundary):
+    for block in segments:
         if block.start == boundary:
             cold = (cache.counts.copy(), float(cache.state.mass_sum.sum()))
         if documents == "reset" and block.start > 0 and replayed.document_start[block.start]:
-            _log_cancelled(logs, cache.reset())
-        scores = None if replayed.selection_scores is None else replayed.selection_scores[block]
+            _log_cancelled(logs, cache.reset(inputs.first_use.get(block.start)))
         log = cache.decide(
-            replayed.topk_ids[block], replayed.gate_weights[block], scores, is_exact=is_exact[block], keep_log=keep == "log"
+            replayed.topk_ids[block], replayed.gate_weights[block], _cut(replayed.selection_scores, block),
+            is_exact=inputs.is_exact[block], predicted_ids=_cut(replayed.predicted_ids, block),
+            next_use=_cut(inputs.next_use, block), keep_log=keep == "log",
         )
         if log is not None:
             logs.append(log)
@@ -84,6 +92,27 @@ def simulate(
         mass_sum=mass, warmup_tokens=boundary, warm_counts=cache.counts - cold[0], warm_mass_sum=mass - cold[1],
         provenance=provenance(),
     )
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a replay needs beside the trace."""
+
+    is_exact: np.ndarray
+    next_use: np.ndarray | None
+    first_use: dict[int, np.ndarray]
+
+
+def _inputs(trace: RouterTrace, policy: Policy, exact_prefix_tokens: int, segments: list[slice]) -> _Inputs:
+    is_exact = exact_prefix(trace.document_start, exact_prefix_tokens)
+    if not policy.needs_future:
+        return _Inputs(is_exact, None, {})
+    starts = np.array([block.start for block in segments])
+    return _Inputs(is_exact, *future_calls(trace.topk_ids, trace.shape.num_experts, starts))
+
+
+def _cut(array: np.ndarray | None, block: slice) -> np.ndarray | None:
+    return None if array is None else array[block]
 
 
 def exact_prefix(document_start: np.ndarray, num_tokens: int) -> np.ndarray:

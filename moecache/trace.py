@@ -116,6 +116,7 @@ class RouterTrace:
     document_start : [T] bool, True at the first token of each document.
     shape : ModelShape.
     source : JSON-able facts: model, revision, text, hashes, versions.
+    predicted_ids : [T,L,P] int16 or None: what a predictor expects each step to call, best first, -1 = nothing (prefetch).
     """
 
     topk_ids: np.ndarray
@@ -125,6 +126,7 @@ class RouterTrace:
     document_start: np.ndarray
     shape: ModelShape
     source: dict[str, Any] = field(default_factory=dict)
+    predicted_ids: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         _validate(self)
@@ -199,14 +201,16 @@ class RouterTrace:
         return replace(
             self, topk_ids=self.topk_ids[start:stop], gate_weights=self.gate_weights[start:stop], selection_scores=scores,
             token_ids=self.token_ids[start:stop], document_start=starts,
+            predicted_ids=None if self.predicted_ids is None else self.predicted_ids[start:stop],
         )
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, under a temporary name first."""
         tensors = {"topk_ids": self.topk_ids, "gate_weights": self.gate_weights, "token_ids": self.token_ids,
                    "document_start": self.document_start.astype(np.uint8)}
-        if self.selection_scores is not None:
-            tensors["selection_scores"] = self.selection_scores
+        for name in ("selection_scores", "predicted_ids"):
+            if getattr(self, name) is not None:
+                tensors[name] = getattr(self, name)
         tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
         header = {"format": FORMAT, "shape": json.dumps(asdict(self.shape)), "source": json.dumps(self.source)}
         header["sha256"] = _checksum(tensors, header)
@@ -262,7 +266,7 @@ class RouterTrace:
             bits[bits == -0x8000] = 0  # -0.0 would sort below +0.0
         return cls(
             tensors["topk_ids"], tensors["gate_weights"], scores, tensors["token_ids"],
-            tensors["document_start"].astype(bool), shape, source,
+            tensors["document_start"].astype(bool), shape, source, tensors.get("predicted_ids"),
         )
 
 
@@ -305,10 +309,18 @@ def _validate(trace: RouterTrace) -> None:
         raise TraceError("the trace has no tokens")
     if not trace.document_start[0]:
         raise TraceError("document_start is False at token 0, which must start a document")
+    if trace.predicted_ids is not None:
+        _validate_predictions(trace.predicted_ids, ids.shape[:2], shape.num_experts)
     _validate_steps(ids, weights, shape.num_experts)
     if scores is not None:
         bits = scores.view(np.int16)  # ten times faster than float16 arithmetic, which NumPy does one by one
         _fail_at((bits >= 0x7C00) | ((bits > -0x400) & (bits < 0)), scores, "a selection score that is NaN or +infinity in float16")
+
+
+def _validate_predictions(predicted: np.ndarray, size: tuple[int, ...], num_experts: int) -> None:
+    if predicted.dtype != np.int16 or predicted.ndim != 3 or predicted.shape[:2] != size:
+        raise TraceError(f"predicted_ids is {predicted.dtype} {list(predicted.shape)}, expected int16 [{size[0]}, {size[1]}, any]")
+    _fail_at((predicted < -1) | (predicted >= num_experts), predicted, f"a predicted id outside -1..{num_experts - 1}")
 
 
 def _validate_steps(ids: np.ndarray, weights: np.ndarray, num_experts: int) -> None:

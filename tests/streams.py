@@ -1,11 +1,14 @@
 """Random router streams and policies for the kernel's tests, and the comparison of the kernel with its twin."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import strategies as st
 from twin import TwinLayer
 
 import moecache as mc
 from moecache.cache import ExpertCache, rank_order
+from moecache.calibrate import future_calls
 
 
 def random_stream(seed, num_tokens, num_layers, num_experts, top_k):
@@ -28,28 +31,62 @@ def random_stream(seed, num_tokens, num_layers, num_experts, top_k):
 
 
 @st.composite
-def policies(draw, top_k):
-    """Every kind of policy that fits a router calling `top_k` experts."""
+def policies(draw, top_k, num_experts=10**6):
+    """Every kind of policy that fits a router calling `top_k` experts of `num_experts`."""
     values = {"eviction": draw(st.sampled_from([member.name.lower() for member in mc.Eviction]))}
-    if values["eviction"] == "decayed_count":
+    if values["eviction"] != "static":
+        values["insertion"] = draw(st.sampled_from(["every", "every", "cap", "tinylfu"]))
+        values["max_prefetches"] = draw(st.sampled_from([0, 0, 0, 1, 3]))
+    if values.get("insertion") == "cap":
+        values["insertion_cap"] = draw(st.integers(0, 3))
+    if values["eviction"] == "decayed_count" or values.get("insertion") == "tinylfu":
         values["half_life"] = draw(st.sampled_from([1, 1.943, 2, 5, 7.3, 128]))
-    if draw(st.integers(0, 4)) == 0:
-        return mc.Policy(**values)
-    values["wait_ranks"] = tuple(draw(st.sets(st.integers(0, top_k - 1), max_size=top_k)))
-    values["gate_threshold"] = draw(st.sampled_from([0.05, 0.15, 0.3, 1.2, float("inf")]))
-    if values["gate_threshold"] < 2:
-        values["threshold_unit"] = draw(st.sampled_from(["absolute", "uniform"]))
-    values["fallback"] = draw(st.sampled_from(["substitute", "random_resident", "drop"]))
-    values["counted_calls"] = draw(st.sampled_from(["all", "served"]))
-    if values["fallback"] != "drop":
-        values["stand_ins_count"] = draw(st.booleans())
-    if values["fallback"] == "random_resident":
+    is_seeded = values["eviction"] == "random"
+    if draw(st.integers(0, 4)) > 0:
+        values |= draw(_miss_rules(top_k, num_experts))
+        is_seeded = is_seeded or values["fallback"] == "random_resident"
+        if values["eviction"] != "static" and draw(st.booleans()):
+            values |= draw(_admissions())
+    if is_seeded:
         values["seed"] = draw(st.integers(0, 2**31 - 1))
-    if draw(st.booleans()):
-        values |= {"admission": "background", "mass_threshold": draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))}
-        values["admission_delay"] = draw(st.sampled_from([1, 2, 5]))
-        values["max_in_flight"] = draw(st.sampled_from([None, 1, 3]))
     return mc.Policy(**values)
+
+
+@st.composite
+def _miss_rules(draw, top_k, num_experts):
+    values = {"miss_rule": draw(st.sampled_from(["protect", "protect", "mass_budget", "squared_budget", "cache_prior", "max_rank"]))}
+    if values["miss_rule"] == "max_rank" and top_k + 1 > num_experts:
+        values["miss_rule"] = "cache_prior"
+    values["wait_ranks"] = tuple(draw(st.sets(st.integers(0, top_k - 1), max_size=top_k)))
+    fallbacks = [member.name.lower() for member in mc.Fallback]
+    if values["miss_rule"] == "protect":
+        values["gate_threshold"] = draw(st.sampled_from([0.05, 0.15, 0.3, 1.2, float("inf")]))
+        if values["gate_threshold"] < 2:
+            values["threshold_unit"] = draw(st.sampled_from(["absolute", "uniform"]))
+    elif values["miss_rule"].endswith("budget"):
+        values["budget"] = draw(st.sampled_from([0.0, 0.1, 0.3, 0.7]))
+    else:
+        fallbacks = ["substitute"]
+        if values["miss_rule"] == "cache_prior":
+            values["bonus"] = draw(st.sampled_from([0.0, 0.1, 0.2, 0.5, 2.0]))
+        else:
+            values["best_ranks"] = top_k + draw(st.integers(1, 6))
+    values["fallback"] = draw(st.sampled_from(fallbacks))
+    values["counted_calls"] = draw(st.sampled_from(["all", "served"]))
+    if values["fallback"] in ("substitute", "random_resident", "buddy"):
+        values["stand_ins_count"] = draw(st.booleans())
+    return values
+
+
+@st.composite
+def _admissions(draw):
+    values = {"admission": "background", "mass_threshold": draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))}
+    values["admission_delay"] = draw(st.sampled_from([1, 2, 5]))
+    values["max_in_flight"] = draw(st.sampled_from([None, 1, 3]))
+    values["max_bookings"] = draw(st.sampled_from([None, None, 1, 2]))
+    if values["mass_threshold"] > 0:
+        values["account_half_life"] = draw(st.sampled_from([None, None, 1, 4.5, 100]))
+    return values
 
 
 def twin_policy(policy, top_k):
@@ -57,29 +94,47 @@ def twin_policy(policy, top_k):
     return {**policy.to_dict(), "top_k": top_k}
 
 
-def assert_same_decisions(stream, policy, num_slots, cold_start="first", is_exact=None, reset_at=()):
-    """Run kernel and twin over one stream, also in two parts, and compare every decision."""
+def assert_same_decisions(stream, policy, num_slots, cold_start="first", is_exact=None, reset_at=(), seed=0):
+    """Run kernel and twin over one stream, in parts, and compare every decision."""
     ids, weights, scores = stream
     num_tokens, num_layers, top_k = ids.shape
     shape = mc.ModelShape(num_layers, scores.shape[-1], top_k)
-    cache = ExpertCache(shape, policy, num_slots, cold_start, seed=3)
+    generator = np.random.default_rng(seed)
+    buddies = None
+    if policy.fallback == mc.Fallback.BUDDY:
+        buddies = generator.integers(-1, shape.num_experts, (num_layers, shape.num_experts, 3))
+    predicted = generator.integers(-1, shape.num_experts, (num_tokens, num_layers, 4))
+    cuts = sorted({0, *reset_at, num_tokens // 3, num_tokens})
+    next_use, first_use = future_calls(ids, shape.num_experts, np.array(cuts[:-1]))
+    cache = ExpertCache(shape, policy, num_slots, cold_start, seed=3, buddies=buddies)
     residents = [[int(e) for e in cache.state.expert_in_slot[layer] if e >= 0] for layer in range(num_layers)]
     twins = [
-        TwinLayer(twin_policy(policy, top_k), shape.num_experts, int(cache.num_slots[layer]), residents[layer], layer)
+        TwinLayer(
+            twin_policy(policy, top_k), shape.num_experts, int(cache.num_slots[layer]), residents[layer], layer,
+            None if buddies is None else buddies[layer],
+        )
         for layer in range(num_layers)
     ]
     is_exact = np.zeros(num_tokens, bool) if is_exact is None else is_exact
-    cuts = [0, *sorted(set(reset_at) | {num_tokens // 3}), num_tokens]
-    for start, stop in zip(cuts, cuts[1:], strict=False):
-        if start in reset_at:
-            cache.reset()
-            for twin in twins:
-                twin.reset()
-        log = cache.decide(ids[start:stop], weights[start:stop], scores[start:stop], is_exact=is_exact[start:stop])
+    for start, stop in pairwise(cuts):
+        if start in reset_at or start == 0:
+            cache.reset(first_use[start] if policy.needs_future else None)
+            for layer, twin in enumerate(twins):
+                twin.reset(first_use[start][layer])
+        part = slice(start, stop)
+        log = cache.decide(
+            ids[part], weights[part], scores[part], is_exact=is_exact[part], predicted_ids=predicted[part], next_use=next_use[part]
+        )
         for layer, twin in enumerate(twins):
             for token in range(start, stop):
-                twin.step(ids[token, layer].tolist(), weights[token, layer], scores[token, layer], bool(is_exact[token]))
+                twin.step(
+                    ids[token, layer].tolist(), weights[token, layer], scores[token, layer], bool(is_exact[token]),
+                    predicted[token, layer].tolist(), next_use[token, layer].tolist(),
+                )
             _compare(log, twin, layer, start, stop)
+    for layer, twin in enumerate(twins):
+        found = cache.counts[layer, [mc.Count.PREFETCHED, mc.Count.PREFETCH_USEFUL, mc.Count.PREFETCH_WASTED]]
+        assert found.tolist() == [twin.prefetched, twin.useful, twin.wasted]
 
 
 def _compare(log, twin, layer, start, stop):

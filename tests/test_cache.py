@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from streams import random_stream
 
 import moecache as mc
-from moecache.cache import needs_scores, rank_order, slots_per_layer
+from moecache.cache import rank_order, slots_per_layer
+from moecache.kernel.codes import BOOKED
 from moecache.kernel.jit import drop_stale_cache, source_digest
-from moecache.kernel.state import BOOKED
 
 SHAPE = mc.ModelShape(2, 8, 2)
 STREAM = random_stream(2, 60, 2, 8, 2)
@@ -65,10 +65,10 @@ def test_rank_order(calls):
 
 
 def test_who_needs_scores():
-    assert needs_scores(mc.GATE_015)
-    assert not needs_scores(mc.FETCH_EVERY_MISS)
-    assert not needs_scores(mc.GATE_015.replace(fallback="drop"))
-    assert not needs_scores(mc.GATE_015.replace(fallback="random_resident"))
+    assert mc.GATE_015.needs_scores
+    assert not mc.FETCH_EVERY_MISS.needs_scores
+    assert not mc.GATE_015.replace(fallback="drop").needs_scores
+    assert not mc.GATE_015.replace(fallback="random_resident").needs_scores
 
 
 def test_layout_of_the_input_does_not_matter():

@@ -11,7 +11,7 @@ import pytest
 from streams import random_stream
 
 import moecache as mc
-from moecache.kernel.state import BOOKED
+from moecache.kernel.codes import BOOKED
 from moecache.metrics import count_calls
 
 HIT, FETCHED, FORCED, SUBSTITUTED, DROPPED = range(5)

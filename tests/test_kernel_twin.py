@@ -28,7 +28,8 @@ def cases(draw):
     stream = random_stream(draw(st.integers(0, 10_000)), num_tokens, num_layers, num_experts, top_k)
     is_exact = np.arange(num_tokens) < draw(st.sampled_from([0, 0, 4]))
     reset_at = draw(st.sampled_from([(), (), (num_tokens // 2,)]))
-    return stream, draw(policies(top_k)), num_slots, draw(st.sampled_from(["first", "random", "empty"])), is_exact, reset_at
+    cold_start, seed = draw(st.sampled_from(["first", "random", "empty"])), draw(st.integers(0, 99))
+    return stream, draw(policies(top_k, num_experts)), num_slots, cold_start, is_exact, reset_at, seed
 
 
 @settings(max_examples=FEW, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -9,22 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from moecache.kernel.admission import Admission
+from moecache.kernel.codes import ArrivalKind, Count, Landing, Outcome
 from moecache.kernel.eviction import Eviction, growth_table
-from moecache.kernel.fallback import Fallback
+from moecache.kernel.fallback import NOT_RECORDED, Fallback
+from moecache.kernel.insertion import Insertion
 from moecache.kernel.jit import drop_stale_cache
 from moecache.kernel.miss_rule import MissRule
-from moecache.kernel.state import (
-    ArrivalKind,
-    CacheState,
-    Landing,
-    Outcome,
-    Rules,
-    StepLog,
-    Steps,
-    forget,
-    make_resident,
-    new_state,
-)
+from moecache.kernel.state import CacheState, Rules, StepLog, Steps, forget, make_resident, new_state
 from moecache.kernel.step import replay
 
 KERNEL_VERSION = 1
@@ -34,11 +25,14 @@ if hasattr(replay, "stats"):  # absent when NUMBA_DISABLE_JIT=1 runs the kernel 
 
 __all__ = [
     "KERNEL_VERSION",
+    "NOT_RECORDED",
     "Admission",
     "ArrivalKind",
     "CacheState",
+    "Count",
     "Eviction",
     "Fallback",
+    "Insertion",
     "Landing",
     "MissRule",
     "Outcome",

@@ -7,16 +7,23 @@ says how a score changes when its expert is called (`on_call`), becomes resident
 |---|---|
 | lru | clock of the last call |
 | fifo | clock of the insertion |
+| random | none is stored: a number drawn anew for each search |
 | plain_count | calls so far, kept after eviction |
 | plain_count_forget | calls since the expert became resident |
 | decayed_count | sum over calls of 2^(-age / half_life) |
+| lfru | calls / (age of the last call + 1), computed at the search |
+| slru | clock of the last call, and above all others while in the protected segment |
+| static | none: what a fetch brings is never inserted |
+| belady, belady_bypass | how soon the next call comes, told by the trace |
 
 Calls by the router count whether the expert is resident or not. A decayed count needs no sweep: instead of letting old calls shrink, each
 new call weighs `growth` = 2^(clock / half_life), which keeps the order. `growth` comes from a table made by NumPy (no power is
 taken here: LLVM may round it differently from the interpreter), and all scores are rescaled by an exact power of two
 before they overflow.
 
-A new policy is a member, a few lines in the three functions, and a twin in the tests.
+SLRU: a newcomer enters on probation; a later call to a resident promotes it; the protected segment holds 80 % of the slots, and when it
+overflows, its least recently used expert goes back to the fresh end of probation. LFRU and random need `score_now`, since their
+order changes without a call. A new policy is a member, a few lines in these functions, and a twin in the tests.
 """
 
 from __future__ import annotations
@@ -25,11 +32,17 @@ from enum import IntEnum
 
 import numpy as np
 
-from moecache.kernel.jit import jit
-from moecache.kernel.state import EMPTY_TIE, EVICTIONS, FREE, PINNED, unpin
+from moecache.kernel.codes import EVICTIONS, PREFETCH_KIND, PREFETCH_USEFUL, PREFETCH_WASTED
+from moecache.kernel.hashing import random_number
+from moecache.kernel.jit import inline, jit
+from moecache.kernel.state import FREE, PINNED, unpin
 
 EPOCH_BITS = 512  # growth stays below 2^512, a rescale multiplies by 2^-512
 EPOCH_SCALE = 2.0**-EPOCH_BITS
+NEVER = 2**50  # clock of a next call that does not come
+HORIZON = 2.0**51  # Belady's score is HORIZON - clock of the next call: the farthest is the smallest
+PROTECTED = 2.0**50  # added to the scores of SLRU's protected segment
+PROTECTED_TENTHS = 8
 
 
 class Eviction(IntEnum):
@@ -40,56 +53,136 @@ class Eviction(IntEnum):
     PLAIN_COUNT = 2
     PLAIN_COUNT_FORGET = 3
     DECAYED_COUNT = 4
+    RANDOM = 5
+    LFRU = 6
+    SLRU = 7
+    STATIC = 8
+    BELADY = 9
+    BELADY_BYPASS = 10
 
 
-LRU, FIFO = int(Eviction.LRU), int(Eviction.FIFO)
+LRU, FIFO, RANDOM = int(Eviction.LRU), int(Eviction.FIFO), int(Eviction.RANDOM)
 PLAIN_COUNT, PLAIN_COUNT_FORGET = int(Eviction.PLAIN_COUNT), int(Eviction.PLAIN_COUNT_FORGET)
-DECAYED_COUNT = int(Eviction.DECAYED_COUNT)
+DECAYED_COUNT, LFRU, SLRU = int(Eviction.DECAYED_COUNT), int(Eviction.LFRU), int(Eviction.SLRU)
+STATIC, BELADY, BELADY_BYPASS = int(Eviction.STATIC), int(Eviction.BELADY), int(Eviction.BELADY_BYPASS)
 
 
-@jit
-def on_call(cache, rules, expert, now, growth):
+@inline
+def on_call(cache, rules, expert, now, growth, next_use):
     """The router called `expert` (resident or not) at clock `now`."""
-    if rules.eviction == LRU:
+    eviction = rules.eviction
+    if eviction == LRU:
         cache.eviction_score[expert] = np.float64(now + 1)
-    elif rules.eviction == PLAIN_COUNT or rules.eviction == PLAIN_COUNT_FORGET:
-        cache.eviction_score[expert] += 1.0
-    elif rules.eviction == DECAYED_COUNT:
+    elif eviction == DECAYED_COUNT:
         cache.eviction_score[expert] += growth
+    elif eviction in (PLAIN_COUNT, PLAIN_COUNT_FORGET, LFRU):
+        cache.eviction_score[expert] += 1.0
+    elif eviction == SLRU:
+        if cache.slot_of_expert[expert] >= 0 and cache.inserted_at[expert] != now:
+            _promote(cache, expert, now)
+    elif eviction in (BELADY, BELADY_BYPASS):
+        cache.eviction_score[expert] = HORIZON - np.float64(next_use)
     cache.last_call[expert] = now
+    if cache.is_untried[expert] != 0:
+        cache.is_untried[expert] = 0
+        cache.counts[PREFETCH_USEFUL] += 1
 
 
-@jit
-def on_insert(cache, rules, expert, now):
+@inline
+def on_insert(cache, rules, expert, now, kind):
     """`expert` becomes resident at clock `now`."""
-    if rules.eviction == FIFO:
+    eviction = rules.eviction
+    if eviction in (FIFO, SLRU) or (eviction == LRU and kind == PREFETCH_KIND):  # or a prefetched expert is the next victim
         cache.eviction_score[expert] = np.float64(now + 1)
+    cache.inserted_at[expert] = now
 
 
-@jit
+@inline
 def on_evict(cache, rules, expert):
     """`expert` leaves."""
     if rules.eviction == PLAIN_COUNT_FORGET:
         cache.eviction_score[expert] = 0.0
+    elif rules.eviction == SLRU and cache.eviction_score[expert] >= PROTECTED:
+        cache.num_protected[0] -= 1
+    if cache.is_untried[expert] != 0:
+        cache.is_untried[expert] = 0
+        cache.counts[PREFETCH_WASTED] += 1
 
 
 @jit
-def find_victim(cache):
+def _promote(cache, expert, now):
+    """Move a resident to the fresh end of the protected segment; the segment's oldest goes back on probation if it overflows."""
+    if cache.eviction_score[expert] < PROTECTED:
+        cache.num_protected[0] += 1
+    cache.eviction_score[expert] = PROTECTED + np.float64(now + 1)
+    cache.last_call[expert] = now
+    if cache.num_protected[0] <= max(1, cache.key.size * PROTECTED_TENTHS // 10):
+        return
+    oldest = np.int64(-1)
+    for slot in range(cache.expert_in_slot.size):
+        candidate = np.int64(cache.expert_in_slot[slot])
+        if candidate >= 0 and cache.eviction_score[candidate] >= PROTECTED and (oldest < 0 or _is_older(cache, candidate, oldest)):
+            oldest = candidate
+    cache.num_protected[0] -= 1
+    cache.eviction_score[oldest] = np.float64(now + 1)
+    if cache.key[cache.slot_of_expert[oldest]] != PINNED:
+        unpin(cache, oldest)
+
+
+@jit
+def _is_older(cache, expert, other):
+    """Smaller in (score, last call, id)."""
+    mine, theirs = cache.eviction_score[expert], cache.eviction_score[other]
+    if mine != theirs:
+        return mine < theirs
+    if cache.last_call[expert] != cache.last_call[other]:
+        return cache.last_call[expert] < cache.last_call[other]
+    return expert < other
+
+
+@inline
+def find_victim(cache, rules, layer, now):
     """The slot to take: a free one, else the unpinned one with the smallest (score, last call, id); -1 if all are pinned."""
+    if rules.eviction == LFRU or rules.eviction == RANDOM:
+        return _search(cache, rules, layer, now)
     lowest = np.int64(PINNED)
     for slot in range(cache.key.size):
         lowest = min(lowest, cache.key[slot])
     if lowest == PINNED:
         return np.int64(-1)
-    tie = np.int64(EMPTY_TIE)
+    tie = np.int64(PINNED)
     for slot in range(cache.key.size):
-        tie = min(tie, cache.tie[slot] if cache.key[slot] == lowest else np.int64(EMPTY_TIE))
+        tie = min(tie, cache.tie[slot] if cache.key[slot] == lowest else np.int64(PINNED))
     last = tie & 0xFFFF
     return last if lowest == FREE else np.int64(cache.slot_of_expert[last])
 
 
 @jit
-def insert(cache, rules, expert, slot, now):
+def _search(cache, rules, layer, now):
+    """`find_victim` for scores that depend on the time of the search."""
+    best, lowest = np.int64(-1), np.inf
+    for slot in range(cache.key.size):
+        if cache.key[slot] == FREE:
+            return np.int64(slot)
+        if cache.key[slot] == PINNED:
+            continue
+        expert = np.int64(cache.expert_in_slot[slot])
+        score = score_now(cache, rules, layer, now, expert)
+        if score < lowest or (score == lowest and cache.tie[slot] < cache.tie[best]):
+            best, lowest = np.int64(slot), score
+    return best
+
+
+@jit
+def score_now(cache, rules, layer, now, expert):
+    """The score of a policy whose order changes without a call."""
+    if rules.eviction == RANDOM:
+        return np.float64(random_number(rules.seed, layer, now, expert))
+    return cache.eviction_score[expert] / np.float64(now - cache.last_call[expert] + 1)
+
+
+@inline
+def insert(cache, rules, expert, slot, now, kind):
     """Put `expert` into `slot` and pin it. Returns the evicted expert's id, -1 if the slot was free."""
     evicted = np.int64(cache.expert_in_slot[slot])
     if evicted >= 0:
@@ -99,21 +192,22 @@ def insert(cache, rules, expert, slot, now):
     cache.expert_in_slot[slot] = expert
     cache.slot_of_expert[expert] = slot
     cache.mass_account[expert] = 0.0  # an account ends when its expert becomes resident, however it got there
-    on_insert(cache, rules, expert, now)
+    on_insert(cache, rules, expert, now, kind)
     cache.key[slot] = PINNED
     return evicted
 
 
 @jit
-def rescale_scores(cache, num_epochs):
+def rescale_scores(cache, rules, num_epochs):
     """Divide decayed counts by 2^(512 x num_epochs), exactly, and refresh the keys of the residents."""
     for _ in range(num_epochs):
         for expert in range(cache.eviction_score.size):
-            cache.eviction_score[expert] *= EPOCH_SCALE
+            cache.frequency[expert] *= EPOCH_SCALE
+            if rules.eviction == DECAYED_COUNT:
+                cache.eviction_score[expert] *= EPOCH_SCALE
     for slot in range(cache.expert_in_slot.size):
-        expert = np.int64(cache.expert_in_slot[slot])
-        if expert >= 0:
-            unpin(cache, expert)
+        if cache.expert_in_slot[slot] >= 0:
+            unpin(cache, np.int64(cache.expert_in_slot[slot]))
 
 
 def growth_table(half_life: float, first_clock: int, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,11 +4,14 @@
 |---|---|
 | substitute | the best resident outside the token's top-k by selection score, each used once a token |
 | random_resident | a seeded random resident outside the top-k, each used once a token (the control) |
+| buddy | the first resident in the missed expert's row of a table, outside the top-k, each used once a token |
 | drop | nobody |
+| low_precision | the same expert, from a low-bit copy |
+| cpu | the same expert, where it lies |
 
 Selection scores are float16, which numba cannot compute with on a CPU. Their bits can be compared as integers after one step:
 for a negative number flip all bits but the sign. Packed above the inverted expert id, one vector maximum finds the best
-stand-in, and among equals the lower id.
+stand-in, and among equals the lower id. The bits of one NaN (-1) mark a score that the trace did not record.
 
 When nobody can stand in, the caller fetches the expert after all.
 """
@@ -19,10 +22,12 @@ from enum import IntEnum
 
 import numpy as np
 
-from moecache.kernel.jit import jit
+from moecache.kernel.codes import OUTSIDE_RECORDED
+from moecache.kernel.hashing import random_number
+from moecache.kernel.jit import inline, jit
 
 NOBODY = -(2**31)
-MODULUS = 2**31 - 1
+NOT_RECORDED = -1  # bits of a score outside the trace's best M
 
 
 class Fallback(IntEnum):
@@ -31,67 +36,85 @@ class Fallback(IntEnum):
     SUBSTITUTE = 0
     RANDOM_RESIDENT = 1
     DROP = 2
+    BUDDY = 3
+    LOW_PRECISION = 4
+    CPU = 5
 
 
-SUBSTITUTE, RANDOM_RESIDENT = int(Fallback.SUBSTITUTE), int(Fallback.RANDOM_RESIDENT)
-DROP = int(Fallback.DROP)
+SUBSTITUTE, RANDOM_RESIDENT, BUDDY = int(Fallback.SUBSTITUTE), int(Fallback.RANDOM_RESIDENT), int(Fallback.BUDDY)
+DROP, LOW_PRECISION, CPU = int(Fallback.DROP), int(Fallback.LOW_PRECISION), int(Fallback.CPU)
 
 
-@jit
-def prepare_stand_ins(cache, rules, ids, score_bits):
-    """Fill `cache.stand_in_order`: a sort key per resident outside the top-k, `NOBODY` for the others."""
+@inline
+def sort_key(score_bits, expert):
+    """An int32 that orders experts by (selection score, lower id first)."""
+    bits = np.int32(score_bits[expert])
+    image = bits ^ ((bits >> np.int32(15)) & np.int32(0x7FFF))
+    return (image << np.int32(16)) | np.int32(0xFFFF - expert)
+
+
+@inline
+def prepare_stand_ins(cache, rules, step):
+    """Fill `cache.order`: a sort key for each resident outside the top-k, `NOBODY` for the others."""
     if rules.fallback == SUBSTITUTE:
         for expert in range(cache.slot_of_expert.size):
-            bits = np.int32(score_bits[expert])
-            image = bits ^ ((bits >> np.int32(15)) & np.int32(0x7FFF))
-            packed = (image << np.int32(16)) | np.int32(0xFFFF - expert)
-            cache.stand_in_order[expert] = packed if cache.slot_of_expert[expert] >= 0 else np.int32(NOBODY)
+            key = sort_key(step.score_bits, expert)
+            cache.order[expert] = key if cache.slot_of_expert[expert] >= 0 else np.int32(NOBODY)
     else:
         for expert in range(cache.slot_of_expert.size):
-            cache.stand_in_order[expert] = 0 if cache.slot_of_expert[expert] >= 0 else np.int32(NOBODY)
-    for rank in range(ids.size):
-        cache.stand_in_order[ids[rank]] = NOBODY
+            cache.order[expert] = 0 if cache.slot_of_expert[expert] >= 0 else np.int32(NOBODY)
+    for rank in range(step.ids.size):
+        cache.order[step.ids[rank]] = NOBODY
 
 
-@jit
-def take_stand_in(cache, rules, layer, now, rank):
-    """The next stand-in of this step, removed from the order; -1 if nobody is left."""
+@inline
+def best_stand_in(cache):
+    """The id with the highest sort key in `cache.order`, -1 if there is none."""
+    best = np.int32(NOBODY)
+    for expert in range(cache.order.size):
+        best = max(best, cache.order[expert])
+    if best == NOBODY:
+        return np.int64(-1)
+    return np.int64(0xFFFF) - (np.int64(best) & 0xFFFF)
+
+
+@inline
+def take_stand_in(cache, rules, step, rank):
+    """Who serves the miss of this rank, removed from `cache.order`; -1 if nobody can."""
     if rules.fallback == SUBSTITUTE:
-        best = np.int32(NOBODY)
-        for expert in range(cache.stand_in_order.size):
-            best = max(best, cache.stand_in_order[expert])
-        if best == NOBODY:
+        chosen = best_stand_in(cache)
+        if chosen >= 0 and step.score_bits[chosen] == NOT_RECORDED:
+            cache.counts[OUTSIDE_RECORDED] += 1
             return np.int64(-1)
-        chosen = np.int64(0xFFFF) - (np.int64(best) & 0xFFFF)
+    elif rules.fallback == BUDDY:
+        chosen = _first_buddy(cache, np.int64(step.ids[rank]))
     else:
-        chosen = _random_candidate(cache, random_number(rules.seed, layer, now, rank))
-        if chosen < 0:
-            return np.int64(-1)
-    cache.stand_in_order[chosen] = NOBODY
+        chosen = _random_candidate(cache, random_number(rules.seed, step.layer, step.now, rank))
+    if chosen >= 0:
+        cache.order[chosen] = NOBODY
     return chosen
+
+
+@jit
+def _first_buddy(cache, expert):
+    for place in range(cache.buddies.shape[1]):
+        buddy = np.int64(cache.buddies[expert, place])
+        if buddy >= 0 and cache.order[buddy] != NOBODY:
+            return buddy
+    return np.int64(-1)
 
 
 @jit
 def _random_candidate(cache, number):
     candidates = 0
-    for expert in range(cache.stand_in_order.size):
-        candidates += cache.stand_in_order[expert] != NOBODY
+    for expert in range(cache.order.size):
+        candidates += cache.order[expert] != NOBODY
     if candidates == 0:
         return np.int64(-1)
     skip = number % candidates
-    for expert in range(cache.stand_in_order.size):
-        if cache.stand_in_order[expert] != NOBODY:
+    for expert in range(cache.order.size):
+        if cache.order[expert] != NOBODY:
             if skip == 0:
                 return np.int64(expert)
             skip -= 1
     return np.int64(-1)
-
-
-@jit
-def random_number(seed, layer, now, rank):
-    """A number below 2^31 - 1 that depends on its four arguments only (multiply, shift, modulo; never overflows 63 bits)."""
-    number = np.int64(seed) % MODULUS
-    for value in (layer, now, rank, 1):
-        number = ((number ^ (number >> 15)) * 48271 + np.int64(value) + 1) % MODULUS
-        number = ((number ^ (number >> 13)) * 69621) % MODULUS
-    return number

@@ -19,23 +19,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from moecache.kernel.admission import BACKGROUND, book, land_arrivals
-from moecache.kernel.eviction import find_victim, insert, on_call, rescale_scores
-from moecache.kernel.fallback import DROP, prepare_stand_ins, take_stand_in
-from moecache.kernel.jit import jit
-from moecache.kernel.miss_rule import mark_waits
-from moecache.kernel.state import (
+from moecache.kernel.admission import BACKGROUND, book, decay_accounts, land_arrivals
+from moecache.kernel.codes import (
+    CPU_OUTCOME,
     DROPPED,
     FETCHED,
     FIRST_SUBSTITUTED,
     FORCED,
     HIT,
+    LOW_PRECISION_OUTCOME,
     MISS,
     SUBSTITUTED,
-    layer_cache,
-    pin,
-    unpin,
 )
+from moecache.kernel.eviction import on_call, rescale_scores
+from moecache.kernel.fallback import BUDDY, DROP, LOW_PRECISION, RANDOM_RESIDENT, SUBSTITUTE, prepare_stand_ins, take_stand_in
+from moecache.kernel.insertion import TINYLFU, fetch
+from moecache.kernel.jit import inline, jit
+from moecache.kernel.miss_rule import mark_waits
+from moecache.kernel.state import Step, layer_cache, pin, unpin
 
 TOKEN_BLOCK = 64  # tokens of one layer handled before the next layer: its arrays stay in the processor's cache
 
@@ -59,143 +60,158 @@ def replay(state, rules, steps, log, first_layer):
             _replay_layer(state, rules, steps, log, first_layer, i, start, stop)
 
 
-@jit
+@inline
 def _replay_layer(state, rules, steps, log, first_layer, i, start, stop):
     layer = first_layer + i
     cache = layer_cache(state, layer)
     last_row = log.outcome.shape[0] - 1
+    # An absent array is [1,1,0]: its only row is empty.
+    has_scores, has_predictions = int(steps.score_bits.size > 0), int(steps.predicted_ids.size > 0)
+    has_future = int(steps.next_use.size > 0)
     for token in range(start, stop):
         state.clock[layer] += 1
         if steps.growth_epoch[token] > state.epoch[layer]:
-            rescale_scores(cache, steps.growth_epoch[token] - state.epoch[layer])
+            rescale_scores(cache, rules, steps.growth_epoch[token] - state.epoch[layer])
             state.epoch[layer] = steps.growth_epoch[token]
         row = min(token, last_row)
-        scores = steps.score_bits[token, i] if steps.score_bits.size > 0 else steps.score_bits[0, 0]
-        mass = step(
-            cache, rules, layer, state.clock[layer], steps.growth[token], steps.topk_ids[token, i],
-            steps.gate_weights[token, i], scores, steps.is_exact[token] != 0,
-            log.outcome[row, i], log.computed_ids[row, i], log.evicted_ids[row, i], log,
+        step = Step(
+            layer,
+            state.clock[layer],
+            steps.growth[token],
+            steps.is_exact[token] != 0,
+            steps.topk_ids[token, i],
+            steps.gate_weights[token, i],
+            steps.score_bits[token * has_scores, i * has_scores],
+            steps.predicted_ids[token * has_predictions, i * has_predictions],
+            steps.next_use[token * has_future, i * has_future],
+            log.outcome[row, i],
+            log.computed_ids[row, i],
+            log.evicted_ids[row, i],
         )
+        mass = decide(cache, rules, step, log)
         log.substituted_mass[row, i] = mass
         state.mass_sum[layer] += mass
 
 
-@jit
-def step(cache, rules, layer, now, growth, ids, weights, score_bits, is_exact, outcome, computed, evicted, log):
-    """Decide one token at one layer; fills the three rows [K], returns the substituted gate mass."""
-    _pin_called(cache, ids)
-    if cache.ring[1] > 0:
-        land_arrivals(cache, rules, layer, now, ids, log)
-    num_misses = _split(cache, ids, outcome, computed, evicted)
+@inline
+def decide(cache, rules, step, log):
+    """Decide one token at one layer; fills the step's rows [K], returns the substituted gate mass."""
+    _pin_called(cache, step)
+    if rules.account_decay != 1.0:
+        decay_accounts(cache, rules)
+    if cache.ring[1] > 0 or rules.max_prefetches > 0:
+        land_arrivals(cache, rules, step, log)
+    num_misses = _split(cache, step)
     if num_misses > 0:
-        mark_waits(cache, rules, weights, outcome, is_exact)
-        num_left = _serve_waits(cache, rules, now, ids, outcome, computed, evicted, num_misses)
+        mark_waits(cache, rules, step)
+        num_left = _serve_waits(cache, rules, step, num_misses)
         if num_left > 0:
-            _serve_others(cache, rules, layer, now, ids, score_bits, outcome, computed, evicted)
-    _update_scores(cache, rules, now, growth, ids, outcome, computed)
+            _serve_others(cache, rules, step)
+    _update_scores(cache, rules, step)
     mass = 0.0
     if num_misses > 0:
-        mass = _add_mass(cache, rules, now, ids, weights, outcome)
+        mass = _add_mass(cache, rules, step)
     return mass
 
 
-@jit
-def _pin_called(cache, ids):
-    for rank in range(ids.size):
-        slot = np.int64(cache.slot_of_expert[ids[rank]])
+@inline
+def _pin_called(cache, step):
+    for rank in range(step.ids.size):
+        slot = np.int64(cache.slot_of_expert[step.ids[rank]])
         if slot >= 0:
             pin(cache, slot)
 
 
-@jit
-def _split(cache, ids, outcome, computed, evicted):
+@inline
+def _split(cache, step):
     """Mark hits (pinned already, also those that just landed) and misses; the number of misses."""
     num_misses = 0
-    for rank in range(ids.size):
-        computed[rank] = ids[rank]
-        evicted[rank] = -1
-        if cache.slot_of_expert[ids[rank]] >= 0:
-            outcome[rank] = HIT
+    for rank in range(step.ids.size):
+        step.computed[rank] = step.ids[rank]
+        step.evicted[rank] = -1
+        if cache.slot_of_expert[step.ids[rank]] >= 0:
+            step.outcome[rank] = HIT
         else:
-            outcome[rank] = MISS
+            step.outcome[rank] = MISS
             num_misses += 1
-    cache.counts[HIT] += ids.size - num_misses
+    cache.counts[HIT] += step.ids.size - num_misses
     return num_misses
 
 
-@jit
-def _fetch(cache, rules, now, expert):
-    """Evict and insert. There is a victim: every call of the step pins one slot at most, and slots are at least K."""
-    return insert(cache, rules, expert, find_victim(cache), now)
-
-
-@jit
-def _serve_waits(cache, rules, now, ids, outcome, computed, evicted, num_misses):
+@inline
+def _serve_waits(cache, rules, step, num_misses):
     """Fetch the misses marked by the miss rule; the number of misses left."""
-    for rank in range(ids.size):
-        if outcome[rank] == MISS and cache.waits[rank] != 0:
-            evicted[rank] = _fetch(cache, rules, now, np.int64(ids[rank]))
-            outcome[rank] = FETCHED
+    for rank in range(step.ids.size):
+        if step.outcome[rank] == MISS and cache.waits[rank] != 0:
+            step.evicted[rank] = fetch(cache, rules, step, rank)
+            step.outcome[rank] = FETCHED
             cache.counts[FETCHED] += 1
             num_misses -= 1
     return num_misses
 
 
-@jit
-def _serve_others(cache, rules, layer, now, ids, score_bits, outcome, computed, evicted):
+@inline
+def _serve_others(cache, rules, step):
     """The fallback for every miss that is not waited for, in rank order."""
-    if rules.fallback != DROP:
-        prepare_stand_ins(cache, rules, ids, score_bits)
-    for rank in range(ids.size):
-        if outcome[rank] != MISS:
+    needs_stand_in = rules.fallback == SUBSTITUTE or rules.fallback == RANDOM_RESIDENT or rules.fallback == BUDDY
+    if needs_stand_in:
+        prepare_stand_ins(cache, rules, step)
+    for rank in range(step.ids.size):
+        if step.outcome[rank] != MISS:
             continue
-        if rules.fallback == DROP:
-            outcome[rank] = DROPPED
-            computed[rank] = -1
+        if needs_stand_in:
+            _substitute(cache, rules, step, rank)
+        elif rules.fallback == DROP:
+            step.outcome[rank] = DROPPED
+            step.computed[rank] = -1
         else:
-            _substitute(cache, rules, layer, now, rank, ids, outcome, computed, evicted)
-        cache.counts[np.int64(outcome[rank])] += 1
-        if rank == 0 and outcome[rank] != FORCED:
+            step.outcome[rank] = LOW_PRECISION_OUTCOME if rules.fallback == LOW_PRECISION else CPU_OUTCOME
+        cache.counts[np.int64(step.outcome[rank])] += 1
+        if rank == 0 and step.outcome[rank] != FORCED:
             cache.counts[FIRST_SUBSTITUTED] += 1
 
 
-@jit
-def _substitute(cache, rules, layer, now, rank, ids, outcome, computed, evicted):
-    stand_in = take_stand_in(cache, rules, layer, now, rank)
+@inline
+def _substitute(cache, rules, step, rank):
+    stand_in = take_stand_in(cache, rules, step, rank)
     if stand_in >= 0:
         pin(cache, np.int64(cache.slot_of_expert[stand_in]))
-        computed[rank] = stand_in
-        outcome[rank] = SUBSTITUTED
+        step.computed[rank] = stand_in
+        step.outcome[rank] = SUBSTITUTED
     else:
-        evicted[rank] = _fetch(cache, rules, now, np.int64(ids[rank]))
-        outcome[rank] = FORCED
+        step.evicted[rank] = fetch(cache, rules, step, rank)
+        step.outcome[rank] = FORCED
 
 
-@jit
-def _update_scores(cache, rules, now, growth, ids, outcome, computed):
+@inline
+def _update_scores(cache, rules, step):
     """Score the calls, and unpin everything that this step pinned."""
-    for rank in range(ids.size):
-        expert = np.int64(ids[rank])
-        is_served = outcome[rank] <= FORCED  # hit, fetched, forced
+    has_next_use = step.next_use.size > 0
+    for rank in range(step.ids.size):
+        expert = np.int64(step.ids[rank])
+        is_served = step.outcome[rank] <= FORCED  # hit, fetched, forced
         if is_served or rules.only_served_calls_count == 0:
-            on_call(cache, rules, expert, now, growth)
+            next_use = step.next_use[rank] if has_next_use else np.int64(0)
+            on_call(cache, rules, expert, step.now, step.growth, next_use)
+            if rules.insertion == TINYLFU:
+                cache.frequency[expert] += step.growth
         if is_served:
             unpin(cache, expert)
-        elif outcome[rank] == SUBSTITUTED:
-            stand_in = np.int64(computed[rank])
+        elif step.outcome[rank] == SUBSTITUTED:
+            stand_in = np.int64(step.computed[rank])
             if rules.stand_ins_count != 0:
-                on_call(cache, rules, stand_in, now, growth)
+                on_call(cache, rules, stand_in, step.now, step.growth, np.int64(0))
             unpin(cache, stand_in)
 
 
-@jit
-def _add_mass(cache, rules, now, ids, weights, outcome):
+@inline
+def _add_mass(cache, rules, step):
     """Mass accounts and bookings in rank order; the gate mass of substituted and dropped calls."""
-    mass = 0.0
-    for rank in range(ids.size):
-        if outcome[rank] > FORCED:
-            if outcome[rank] == SUBSTITUTED or outcome[rank] == DROPPED:
-                mass += np.float64(weights[rank])
+    mass, num_booked = 0.0, np.int64(0)
+    for rank in range(step.ids.size):
+        if step.outcome[rank] > FORCED:
+            if step.outcome[rank] == SUBSTITUTED or step.outcome[rank] == DROPPED:
+                mass += np.float64(step.weights[rank])
             if rules.admission == BACKGROUND:
-                book(cache, rules, np.int64(ids[rank]), weights[rank], now)
+                num_booked = book(cache, rules, np.int64(step.ids[rank]), step.weights[rank], step.now, num_booked)
     return mass

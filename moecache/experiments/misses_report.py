@@ -1,0 +1,132 @@
+"""What chapter 04 shows of its measurement: tables by setting, sentences for figures, and the values of its prose.
+
+A *setting* is one capacity in one regime. This module reads the tidy frame of `misses_that_matter` and measures nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from moecache import stats
+
+
+def last_rank_rule(frame: pd.DataFrame) -> str:
+    """The label of the rule that substitutes only the lightest rank."""
+    labels = [label for label in frame["policy"].unique() if label.startswith("only rank")]
+    return max(labels, key=lambda label: int(label.split()[2]))
+
+
+def planned_pairs(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """The comparisons fixed before the numbers were seen, as (rule, against)."""
+    half = next(label for label in frame["policy"].unique() if label.startswith("first ") and label not in ("first choice", "first 3"))
+    return [
+        ("only rank 0 substituted", last_rank_rule(frame)),
+        ("only rank 0 substituted", "first choice"),
+        ("first choice", "0.15 rule"),
+        ("gate weight 0.15", "0.15 rule"),
+        (half, "gate weight 0.10"),
+    ]
+
+
+def planned_ratios(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """The ratios of increases fixed before the numbers were seen, as (above, below)."""
+    return [
+        ("substitute every miss", "0.15 rule"),
+        ("only rank 0 substituted", last_rank_rule(frame)),
+        ("gate weight 0.15", "0.15 rule"),
+        ("first choice", "0.15 rule"),
+    ]
+
+
+def one_setting(frame: pd.DataFrame, num_slots: int, regime: str) -> pd.DataFrame:
+    """The rows of one capacity and regime, without the fetching policy (it is what the others are compared with)."""
+    rows = frame[(frame["num_slots"] == num_slots) & (frame["regime"] == regime)]
+    return rows[rows["family"] != "fetch every miss"].reset_index(drop=True)
+
+
+def tables(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a (capacity, regime, rule): `stats.policy_table` with fetches and copies a step."""
+    parts = []
+    for (num_slots, regime), _ in frame.groupby(["num_slots", "regime"], sort=True):
+        rows = one_setting(frame, num_slots, regime)
+        part = stats.policy_table(rows)
+        parts.append(part.assign(num_slots=num_slots, regime=regime, **_per_step(rows, part["policy"])))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _per_step(rows: pd.DataFrame, policies: pd.Series) -> dict[str, Any]:
+    """Fetches and copies a step. A step has as many calls as its router has ranks."""
+    totals = rows.groupby("policy")[["fetched", "forced", "copies", "steps"]].sum().loc[policies]
+    return {
+        "fetches_per_step": ((totals["fetched"] + totals["forced"]) / totals["steps"]).to_numpy(),
+        "copies_per_step": (totals["copies"] / totals["steps"]).to_numpy(),
+    }
+
+
+def setting(table: pd.DataFrame, num_slots: int, regime: str) -> pd.DataFrame:
+    """The rules of one capacity and regime."""
+    return table[(table["num_slots"] == num_slots) & (table["regime"] == regime)].drop(columns=["num_slots", "regime"])
+
+
+def row_of(table: pd.DataFrame, num_slots: int, regime: str, policy: str) -> pd.Series:
+    """One rule of one setting."""
+    rows = setting(table, num_slots, regime)
+    return rows[rows["policy"] == policy].iloc[0]
+
+
+def describe(table: pd.DataFrame, num_slots: int, regime: str) -> str:
+    """What a forest plot of this setting shows, in one sentence, for its alternative text."""
+    rows = setting(table, num_slots, regime).sort_values("increase", ascending=False)
+    items = [f"{row.policy} {row.increase:.1%}" for row in rows.itertuples()]
+    return f"Perplexity increase of each rule at {num_slots} slots, {regime.replace('_', ' ')}: " + ", ".join(items) + "."
+
+
+def wide_table(table: pd.DataFrame) -> pd.DataFrame:
+    """The columns that matter, in percent where they are shares, dearest rule first within each setting."""
+    ordered = table.sort_values(["num_slots", "regime", "increase"], ascending=[True, True, False])
+    shown = pd.DataFrame({"slots, regime": ordered["num_slots"].astype(str) + ", " + ordered["regime"].str.replace("_", " ")})
+    shown["rule"] = ordered["policy"]
+    intervals = zip(ordered["increase"], ordered["low"], ordered["high"], strict=True)
+    shown["increase [95 %]"] = [f"{100 * i:.2f} % [{100 * low:.2f}, {100 * high:.2f}]" for i, low, high in intervals]
+    shown["calls substituted, %"] = 100 * ordered["substituted_fraction"]
+    shown["mass"] = ordered["substituted_mass"]
+    shown["fetches a step"] = ordered["fetches_per_step"]
+    shown["copies a step"] = ordered["copies_per_step"]
+    return shown
+
+
+def mass_sentence(frame: pd.DataFrame, num_slots: int, regime: str = "stays_out") -> str:
+    """Spearman's coefficient between mass and loss across the rules, with and without those that substitute first choices."""
+    rows = one_setting(frame, num_slots, regime)
+    substitutes_first = rows.groupby("policy")["first_choices_substituted"].sum() > 0
+    protecting = rows[~rows["policy"].map(substitutes_first)]
+    parts = []
+    for name, part in (("all rules", rows), ("rules that never substitute a first choice", protecting)):
+        found = stats.correlation_across_policies(part, "substituted_mass", "mean_difference_nats")
+        row = found[found["method"] == "spearman"].iloc[0]
+        parts.append(f"{name}: Spearman {row['r']:.2f} [{row['low']:.2f}, {row['high']:.2f}]")
+    return "Across " + "; ".join(parts) + "."
+
+
+def values(frame: pd.DataFrame, table: pd.DataFrame, num_warmup: int, lru_hit_rate: float) -> dict[str, Any]:
+    """The numbers of the chapter's prose."""
+    first, last = int(frame["num_slots"].min()), int(frame["num_slots"].max())
+    anyway = {name: row_of(table, first, "admitted_anyway", name) for name in table["policy"].unique()}
+    last_rank = last_rank_rule(frame)
+    everything, rank0, gate = anyway["substitute every miss"], anyway["only rank 0 substituted"], anyway["0.15 rule"]
+    return {
+        "num_scored": int(frame["document"].nunique()),
+        "num_warmup": num_warmup,
+        "lru_hit_rate": lru_hit_rate,
+        "slots_first": first,
+        "slots_second": last,
+        "all_increase": everything["increase"], "all_low": everything["low"], "all_high": everything["high"],
+        "rank0_increase": rank0["increase"], "rank0_calls": rank0["substituted_fraction"],
+        "last_increase": anyway[last_rank]["increase"], "last_calls": anyway[last_rank]["substituted_fraction"],
+        "gate015_increase": gate["increase"], "gate015_calls": gate["substituted_fraction"], "gate015_fetches": gate["fetches_per_step"],
+        "gate015_second": row_of(table, last, "admitted_anyway", "0.15 rule")["increase"],
+        "all_second": row_of(table, last, "admitted_anyway", "substitute every miss")["increase"],
+        "mass_sentence": mass_sentence(frame, first),
+    }
