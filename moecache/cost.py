@@ -10,10 +10,10 @@ One layer of one token goes through five moments, on one device and one link:
 5. While the phase lasts longer than F the link is idle again and moves background copies, the one that lands first going first.
 
 A copy whose expert is fetched while it is under way becomes that fetch: what it has moved already is not moved again, so the bytes count
-once (its staging block serves every fetch of that expert until it lands). A copy that is dropped on arrival is moved, but nobody waits
-for it. Copies cancelled by a document reset, and copies that had not landed when the log ended, are not charged. With a host tier, a
-transfer whose block is not in host memory first reads it from the disk, one after the other; the tier starts empty and the block read
-least recently leaves it.
+once (its staging block serves every fetch of that expert until it lands); a prefetch of it takes it over in the same way. A copy that is
+dropped on arrival is moved, but nobody waits for it. Copies cancelled by a document reset, and copies that had not landed when the log
+ended, are not charged. With a host tier, a transfer whose block is not in host memory first reads it from the disk, one after the other;
+the tier starts empty and the block read least recently leaves it.
 
 The estimate is a pure function of the decision log: the logical clock has decided already who is resident, so slow hardware changes
 seconds and never decisions. It knows no contention between CPU and link, no kernel launches, and no batch: one token at a time.
@@ -31,7 +31,7 @@ import pandas as pd
 
 from moecache.cost_loop import Copies, Costs, Totals, new_host, new_link, run_tokens
 from moecache.hardware import Hardware, as_hardware
-from moecache.kernel import Landing, Outcome
+from moecache.kernel import ArrivalKind, Landing, Outcome
 from moecache.run import Run
 from moecache.trace import DecisionLog
 
@@ -97,7 +97,9 @@ class TimeEstimate:
         return {name: getattr(self, name) for name in names}
 
 
-def estimate_seconds(run: Run | DecisionLog, hardware: Hardware | str, expert_bytes: int | None = None) -> TimeEstimate:
+def estimate_seconds(
+    run: Run | DecisionLog, hardware: Hardware | str, expert_bytes: int | None = None, prefetch_lead_steps: int = 1
+) -> TimeEstimate:
     """Simulate how long the decisions of a run would take, token by token.
 
     Parameters
@@ -105,6 +107,8 @@ def estimate_seconds(run: Run | DecisionLog, hardware: Hardware | str, expert_by
     run : Run with its decisions, or a DecisionLog that starts at clock 0.
     hardware : Hardware, or the name of a profile.
     expert_bytes : size of one expert; by default the run's own (`run.shape.expert_bytes`).
+    prefetch_lead_steps : how many layers before its own a prefetch is known: 1 when the layer before predicts it (a stale gate), L when
+        the previous token does.
 
     Returns
     -------
@@ -119,7 +123,9 @@ def estimate_seconds(run: Run | DecisionLog, hardware: Hardware | str, expert_by
     costs = _costs(hardware, size)
     if hardware.cpu_seconds is None and (num_calls := log.count(Outcome.CPU)):
         raise ValueError(f"{num_calls} calls were computed on the CPU, but hardware {hardware.name!r} has no cpu_seconds; give them")
-    copies = _copies(log)
+    if prefetch_lead_steps < 1:
+        raise ValueError(f"prefetch_lead_steps={prefetch_lead_steps} must be at least 1 layer")
+    copies = _copies(log, prefetch_lead_steps)
     num_tokens, num_layers, _ = log.outcome.shape
     num_experts = 1 + max(int(log.computed_ids.max(initial=0)), int(copies.expert.max(initial=0)))
     totals = Totals(*(np.zeros(num_tokens) for _ in range(4)), *(np.zeros(num_tokens, np.int64) for _ in range(2)))
@@ -131,9 +137,9 @@ def estimate_seconds(run: Run | DecisionLog, hardware: Hardware | str, expert_by
     return TimeEstimate(seconds, *totals, hardware=hardware, expert_bytes=size)
 
 
-def with_seconds(run: Run, hardware: Hardware | str, expert_bytes: int | None = None) -> Run:
+def with_seconds(run: Run, hardware: Hardware | str, expert_bytes: int | None = None, prefetch_lead_steps: int = 1) -> Run:
     """The run with simulated `seconds`; their parts are in `run.extra` and so in `run.frame()`."""
-    estimate = estimate_seconds(run, hardware, expert_bytes)
+    estimate = estimate_seconds(run, hardware, expert_bytes, prefetch_lead_steps)
     parts = ("compute_seconds", "blocking_seconds", "stall_seconds", "link_busy_seconds")
     return replace(
         run, seconds=estimate.seconds, seconds_kind=SIMULATED,
@@ -148,12 +154,13 @@ def cost_sensitivity(
     expert_bytes: int | None = None,
     factors: Sequence[float] = (0.5, 0.8, 1.25, 2.0),
     first_token: int = 0,
+    prefetch_lead_steps: int = 1,
 ) -> pd.DataFrame:
     """How the simulated seconds answer to each constant: one constant at a time, multiplied by each factor.
 
     Parameters
     ----------
-    run, hardware, expert_bytes : as for `estimate_seconds`.
+    run, hardware, expert_bytes, prefetch_lead_steps : as for `estimate_seconds`.
     factors : above 0; `overlap` stops at 1.
     first_token : where the window starts.
 
@@ -169,15 +176,18 @@ def cost_sensitivity(
     if bad := [factor for factor in factors if not 0 < factor < math.inf]:
         raise ValueError(f"factors={bad} must be above 0 and finite")
     hardware = as_hardware(hardware)
-    base = estimate_seconds(run, hardware, expert_bytes).summary(first_token)["seconds_per_token"]
+
+    def seconds_on(machine: Hardware) -> float:
+        return estimate_seconds(run, machine, expert_bytes, prefetch_lead_steps).summary(first_token)["seconds_per_token"]
+
+    base = seconds_on(hardware)
     rows = []
     for name, value in _varied_constants(hardware).items():
         for factor in factors:
             changed = min(value * factor, 1.0) if name == "overlap" else type(value)(value * factor)
             if changed == value:
                 continue
-            varied = hardware.replace(**{name: changed})
-            seconds = estimate_seconds(run, varied, expert_bytes).summary(first_token)["seconds_per_token"]
+            seconds = seconds_on(hardware.replace(**{name: changed}))
             rows.append((name, factor, float(changed), seconds, *_response(seconds, base, changed / value)))
     return pd.DataFrame(rows, columns=["constant", "factor", "value", "seconds_per_token", "change_fraction", "elasticity"])
 
@@ -231,7 +241,7 @@ def _costs(hardware: Hardware, expert_bytes: int) -> Costs:
     )
 
 
-def _copies(log: DecisionLog) -> Copies:
+def _copies(log: DecisionLog, prefetch_lead_steps: int) -> Copies:
     """The copies of a log by landing and by booking; step s is token s // L, layer s % L."""
     num_tokens, num_layers, _ = log.outcome.shape
     rows = log.arrivals[log.arrivals[:, 6] != Landing.CANCELLED]
@@ -242,8 +252,9 @@ def _copies(log: DecisionLog) -> Copies:
         )
     order = np.lexsort((np.arange(layer.size), layer, landed))
     rows, landing = rows[order], (landed * num_layers + layer)[order]
-    # A copy that lands in the token that asked for it was asked for one layer earlier.
-    booking = np.maximum(rows[:, 0] * num_layers + rows[:, 2] - (rows[:, 0] == rows[:, 1]), 0)
+    # A prefetch is logged where it lands, and known some layers earlier.
+    lead = np.where(rows[:, 5] == ArrivalKind.PREFETCH, prefetch_lead_steps, 0)
+    booking = np.maximum(rows[:, 0] * num_layers + rows[:, 2] - lead, 0)
     booked = np.argsort(booking, kind="stable")
     steps = np.arange(num_tokens * num_layers + 1)
     return Copies(

@@ -145,7 +145,11 @@ def _book(copies, costs, totals, link, host, token, copy):
     if link.remaining[copy] >= 0:
         return  # it landed before its booking could be served
     layer, expert = copies.layer[copy], copies.expert[copy]
-    link.remaining[copy] = _ask_for_block(costs, totals, host, token, layer * link.under_way.shape[1] + expert)
+    earlier = link.under_way[layer, expert]
+    if earlier >= 0:  # a prefetch takes over the copy of the same expert
+        link.remaining[copy], link.remaining[earlier] = link.remaining[earlier], 0.0
+    else:
+        link.remaining[copy] = _ask_for_block(costs, totals, host, token, layer * link.under_way.shape[1] + expert)
     link.under_way[layer, expert] = copy
     place = link.ends[1]
     while place > link.ends[0] and link.queue[place - 1] > copy:
@@ -161,7 +165,8 @@ def _land(copies, costs, totals, link, host, token, step):
     stall = 0.0
     for copy in range(copies.first_landing[step], copies.first_landing[step + 1]):
         _book(copies, costs, totals, link, host, token, copy)
-        link.under_way[copies.layer[copy], copies.expert[copy]] = -1
+        if link.under_way[copies.layer[copy], copies.expert[copy]] == copy:
+            link.under_way[copies.layer[copy], copies.expert[copy]] = -1
         if copies.is_landing[copy]:
             stall += link.remaining[copy]
             link.remaining[copy] = 0.0

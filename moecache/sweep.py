@@ -18,12 +18,13 @@ import os
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from tqdm import tqdm
 
@@ -46,12 +47,14 @@ class _Options:
     """What all combinations of a sweep share."""
 
     warmup_tokens: int
-    cold_start: str
+    cold_start: Any
     documents: str
     exact_prefix_tokens: int
     seed: int
+    buddies: Any
     hardware: tuple[Hardware, ...]
     expert_bytes: int | None
+    prefetch_lead_steps: int
 
 
 class _Job(NamedTuple):
@@ -70,11 +73,13 @@ def sweep(
     *,
     hardware: Hardware | str | Sequence[Hardware | str] | None = None,
     expert_bytes: int | None = None,
+    prefetch_lead_steps: int = 1,
     warmup_tokens: int = 0,
-    cold_start: str = "first",
+    cold_start: str | npt.ArrayLike = "first",
     documents: str = "keep",
     exact_prefix_tokens: int = 0,
     seed: int = 0,
+    buddies: np.ndarray | None = None,
     num_workers: int | None = None,
     store: str | Path | None = None,
     progress: bool = True,
@@ -87,9 +92,9 @@ def sweep(
     policies : Policy, or a list with different labels.
     capacities : slots a layer; a capacity may itself be a list of one number a layer.
     hardware : Hardware or profile name, or a list: adds simulated seconds, one row per hardware.
-    expert_bytes : size of one expert for the seconds, where the trace does not know it.
+    expert_bytes, prefetch_lead_steps : as for `estimate_seconds`, for the seconds.
     warmup_tokens : the rows speak of the tokens from here on.
-    cold_start, documents, exact_prefix_tokens, seed : as for `simulate`.
+    cold_start, documents, exact_prefix_tokens, seed, buddies : as for `simulate`.
     num_workers : processes; None = all cores, or what `joblib.parallel_config` says; 1 = this process.
     store : folder of finished combinations; a later call with the same folder resumes.
     progress : show a progress bar.
@@ -106,7 +111,9 @@ def sweep(
     """
     named, kinds = _named_traces(traces), _as_list(policies, Policy)
     machines = () if hardware is None else tuple(as_hardware(h) for h in _as_list(hardware, (Hardware, str)))
-    options = _Options(warmup_tokens, cold_start, documents, exact_prefix_tokens, seed, machines, expert_bytes)
+    options = _Options(
+        warmup_tokens, cold_start, documents, exact_prefix_tokens, seed, buddies, machines, expert_bytes, prefetch_lead_steps
+    )
     slots = [c if isinstance(c, int) else tuple(int(n) for n in c) for c in _as_list(capacities, (int, np.integer), int)]
     _check_names(kinds, machines, slots)
     digests = _check_traces(named, kinds, slots, options, is_stored=store is not None)
@@ -188,7 +195,7 @@ def _problems(trace: RouterTrace, policies: list[Policy], slots: list[int | tupl
 
 
 def _simulate_options(options: _Options, **changes: Any) -> dict[str, Any]:
-    names = ("warmup_tokens", "cold_start", "documents", "exact_prefix_tokens", "seed")
+    names = ("warmup_tokens", "cold_start", "documents", "exact_prefix_tokens", "seed", "buddies")
     return {**{name: getattr(options, name) for name in names}, **changes}
 
 
@@ -203,7 +210,7 @@ def run_job(job: _Job, options: _Options) -> list[dict[str, Any]]:
         "warmup_tokens": options.warmup_tokens,
         **run.summary(options.warmup_tokens),
     }
-    estimates = [estimate_seconds(run, machine, options.expert_bytes) for machine in options.hardware]
+    estimates = [estimate_seconds(run, machine, options.expert_bytes, options.prefetch_lead_steps) for machine in options.hardware]
     return [row | estimate.summary(options.warmup_tokens) for estimate in estimates] or [row]
 
 
@@ -261,18 +268,25 @@ def _numbered(i: int, job: _Job, options: _Options) -> tuple[int, list[dict[str,
 
 def _trace_digest(trace: RouterTrace) -> str:
     """SHA-256 of everything that a replay reads."""
-    digest = hashlib.sha256(json.dumps([asdict(trace.shape), trace.num_tokens]).encode())
-    for array in (trace.topk_ids, trace.gate_weights, trace.document_start, trace.selection_scores):
-        if array is not None:
-            digest.update(np.ascontiguousarray(array).data)
+    arrays = {f.name: getattr(trace, f.name) for f in fields(trace) if f.name != "token_ids"}
+    parts = {name: _digest(array) for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    return hashlib.sha256(json.dumps([asdict(trace.shape), parts], sort_keys=True).encode()).hexdigest()
+
+
+def _digest(array: npt.ArrayLike) -> str:
+    array = np.ascontiguousarray(array)
+    digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
+    digest.update(array.data)
     return digest.hexdigest()
 
 
 def _key(job: _Job, trace_digest: str, options: _Options) -> dict[str, Any]:
     policy = job.policy.to_dict()
     del policy["label"]
-    key = {
-        "trace_sha256": trace_digest, "policy": policy, "num_slots": job.num_slots, "kernel_version": KERNEL_VERSION,
-        **asdict(options),
-    }
+    shared: dict[str, Any] = {f.name: getattr(options, f.name) for f in fields(options)}
+    shared["hardware"] = [machine.to_dict() for machine in options.hardware]
+    for name in ("cold_start", "buddies"):
+        if shared[name] is not None and not isinstance(shared[name], str):
+            shared[name] = _digest(shared[name])
+    key = {"trace_sha256": trace_digest, "policy": policy, "num_slots": job.num_slots, "kernel_version": KERNEL_VERSION, **shared}
     return json.loads(json.dumps(key))

@@ -14,17 +14,19 @@ from moecache.hardware import KINDS
 
 HIT, FETCHED, FORCED, SUBSTITUTED, DROPPED, LOW_PRECISION, CPU = range(7)
 LANDED, ALREADY_RESIDENT, NO_VICTIM, CANCELLED = range(4)
+ADMISSION, PREFETCH = range(2)
 MIB = 2**20
 
 
 class Twin:
     """One link, one device, an optional host tier. Seconds are sums of binary fractions in these tests, so that no sum rounds."""
 
-    def __init__(self, log, hardware, expert_bytes):
-        self.log, self.hw, self.num_bytes = log, hardware, expert_bytes
+    def __init__(self, log, hardware, expert_bytes, prefetch_lead_steps):
+        self.log, self.hw, self.num_bytes, self.lead = log, hardware, expert_bytes, prefetch_lead_steps
         self.num_layers = log.outcome.shape[1]
-        self.copies = [dict(zip(("asked", "landed", "layer", "expert", "victim", "kind", "reason"), row, strict=True), left=None)
-                       for row in log.arrivals.tolist() if row[6] != CANCELLED]
+        names = ("asked", "landed", "layer", "expert", "victim", "kind", "reason")
+        rows = [row for row in log.arrivals.tolist() if row[6] != CANCELLED]
+        self.copies = [dict(zip(names, row, strict=True), left=None, is_taken=False) for row in rows]
         self.host = []  # blocks in host memory, least recently read first
         self.rows = [self.token(token) for token in range(log.outcome.shape[0])]
 
@@ -33,7 +35,7 @@ class Twin:
         for layer in range(self.num_layers):
             self.pass_time(self.hw.layer_seconds, compute=self.hw.layer_seconds)
             for copy in self.due(token, layer):
-                self.book(copy)
+                self.book(copy, token, layer)
                 if copy["reason"] == LANDED:
                     self.row["stall"] += copy["left"]
                     self.row["busy"] += copy["left"]
@@ -45,10 +47,9 @@ class Twin:
     def experts(self, token, layer, outcome, computed):
         fetching = sum(self.fetch(layer, e, token) for o, e in zip(outcome, computed, strict=True) if o in (FETCHED, FORCED))
         for copy in self.copies:
-            is_early = copy["asked"] == copy["landed"]  # asked for in the token it lands in: one layer before
-            step = copy["asked"] * self.num_layers + copy["layer"] - is_early
+            step = copy["asked"] * self.num_layers + copy["layer"] - (self.lead if copy["kind"] == PREFETCH else 0)
             if max(step, 0) == token * self.num_layers + layer:
-                self.book(copy)
+                self.book(copy, token, layer)
         c = self.num_bytes / self.hw.device_bytes_per_second
         low = c if self.hw.low_precision_seconds is None else self.hw.low_precision_seconds
         ready = sum(c for o in outcome if o in (HIT, SUBSTITUTED)) + sum(low for o in outcome if o == LOW_PRECISION)
@@ -64,16 +65,22 @@ class Twin:
         return [copy for copy in self.copies if (copy["landed"], copy["layer"]) == (token, layer)]
 
     def fetch(self, layer, expert, token):
-        for copy in self.copies:
-            is_under_way = copy["left"] is not None and (copy["landed"], copy["layer"]) > (token, layer)
-            if is_under_way and (copy["layer"], copy["expert"]) == (layer, expert):
-                left, copy["left"] = copy["left"], 0
-                return left
+        for copy in self.under_way(layer, expert, token, layer):
+            left, copy["left"] = copy["left"], 0
+            return left
         return self.transfer((layer, expert))
 
-    def book(self, copy):
+    def under_way(self, layer, expert, token, now):
+        """At most one copy of an expert: asked for, not landed by layer `now`, not taken over by a prefetch."""
+        return [copy for copy in self.copies if (copy["layer"], copy["expert"]) == (layer, expert) and not copy["is_taken"]
+                and copy["left"] is not None and (copy["landed"], copy["layer"]) > (token, now)]
+
+    def book(self, copy, token, now):
         if copy["left"] is None:
-            copy["left"] = self.transfer((copy["layer"], copy["expert"]))
+            others = self.under_way(copy["layer"], copy["expert"], token, now)
+            copy["left"] = others[0]["left"] if others else self.transfer((copy["layer"], copy["expert"]))
+            for other in others:
+                other["left"], other["is_taken"] = 0, True
 
     def transfer(self, block):
         self.row["transfers"] += 1
@@ -98,9 +105,9 @@ class Twin:
             self.row["busy"] += part
 
 
-def assert_same_as_twin(log, hardware, expert_bytes):
-    estimate = mc.estimate_seconds(log, hardware, expert_bytes)
-    rows = Twin(log, hardware, expert_bytes).rows
+def assert_same_as_twin(log, hardware, expert_bytes, prefetch_lead_steps=1):
+    estimate = mc.estimate_seconds(log, hardware, expert_bytes, prefetch_lead_steps)
+    rows = Twin(log, hardware, expert_bytes, prefetch_lead_steps).rows
     for name, twin_name in (("compute_seconds", "compute"), ("blocking_seconds", "blocking"), ("stall_seconds", "stall"),
                             ("link_busy_seconds", "busy"), ("transfers", "transfers"), ("disk_reads", "disk_reads")):
         assert getattr(estimate, name).tolist() == [row[twin_name] for row in rows], name
@@ -129,37 +136,39 @@ def machines(draw):
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), policy=policies(top_k=3), num_slots=st.integers(3, 8), hardware=machines())
-def test_decisions_of_random_policies_take_the_twins_seconds(seed, policy, num_slots, hardware):
+@given(data=st.data(), seed=st.integers(0, 10**6), num_slots=st.integers(3, 8), lead=st.integers(1, 4), hardware=machines())
+def test_decisions_of_random_policies_take_the_twins_seconds(data, seed, num_slots, lead, hardware):
     ids, weights, scores = random_stream(seed, 24, 2, 10, 3)
+    generator = np.random.default_rng(seed)
     trace = mc.RouterTrace.from_arrays(ids, weights, selection_scores=scores)
-    assert_same_as_twin(mc.simulate(trace, policy, num_slots).decisions, hardware, 8)
+    trace = dataclasses.replace(trace, predicted_ids=generator.integers(-1, 10, (24, 2, 4), np.int16))
+    policy = data.draw(policies(3, 10))
+    buddies = generator.integers(0, 10, (2, 10, 3)) if policy.fallback == mc.Fallback.BUDDY else None
+    hardware = hardware.replace(cpu_seconds=0.5) if hardware.cpu_seconds is None else hardware
+    assert_same_as_twin(mc.simulate(trace, policy, num_slots, buddies=buddies).decisions, hardware, 8, lead)
 
 
 @settings(max_examples=100, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), hardware=machines())
-def test_any_log_takes_the_twins_seconds(seed, hardware):
-    assert_same_as_twin(random_log(np.random.default_rng(seed)), hardware, 8)
+@given(seed=st.integers(0, 2**32 - 1), lead=st.integers(1, 5), hardware=machines())
+def test_any_log_takes_the_twins_seconds(seed, lead, hardware):
+    assert_same_as_twin(random_log(np.random.default_rng(seed)), hardware, 8, lead)
 
 
-def random_log(generator, num_tokens=12, num_layers=3, num_experts=5, top_k=3, num_copies=20):
-    """Outcomes and arrivals that need not come from any policy; a copy is never asked for while the same expert's is under way."""
+def random_log(generator, num_tokens=12, num_layers=3, num_experts=5, top_k=3, num_copies=24):
+    """Outcomes and arrivals that need not come from any policy, but no expert lands twice in one step."""
     size = (num_tokens, num_layers, top_k)
     computed = np.argsort(generator.random((num_tokens, num_layers, num_experts)), axis=-1)[..., :top_k].astype(np.int16)
-    copies = {}
+    rows = {}
     for _ in range(num_copies):
         asked, landed = sorted(generator.integers(0, num_tokens, 2).tolist())
-        layer, expert = int(generator.integers(num_layers)), int(generator.integers(num_experts))
-        if all(landed < a or asked > b for a, b in copies.get((layer, expert), [])):
-            copies.setdefault((layer, expert), []).append((asked, landed))
-    rows = [(a, b, layer, expert, -1, 0, int(generator.integers(4))) for (layer, expert), spans in copies.items() for a, b in spans]
+        layer, expert, kind = (int(generator.integers(n)) for n in (num_layers, num_experts, 2))
+        asked = landed if kind == PREFETCH else asked
+        rows[landed, layer, expert] = (asked, landed, layer, expert, -1, kind, int(generator.integers(4)))
     return mc.DecisionLog(
         generator.integers(0, 7, size).astype(np.uint8), computed, np.full(size, -1, np.int16),
-        np.array(sorted(rows, key=lambda row: row[1]), np.int64).reshape(-1, 7), np.zeros(size[:2], np.float32),
+        np.array(sorted(rows.values(), key=lambda row: row[1]), np.int64).reshape(-1, 7), np.zeros(size[:2], np.float32),
     )
 
-
-# -- worked by hand ---------------------------------------------------------------------------------------------------------------
 
 # An expert takes 4 s over the link and 1 s to compute; a layer takes 2 s besides.
 PLAIN = mc.Hardware("plain", 2.0, layer_seconds=2.0, expert_seconds=1.0)
@@ -217,6 +226,12 @@ def test_an_expert_fetched_while_its_copy_is_under_way_moves_once():
     assert estimate.transfers.sum() == 1
     assert estimate.link_busy_seconds.sum() == 8.0
     assert estimate.blocking_seconds.tolist() == [0.0, 3.0, 0.0]  # 8 s less 2 s in token 0, 2 s in token 1, and 1 s behind the hit
+
+
+def test_a_prefetch_known_earlier_stalls_less():
+    log = make_log([[[HIT], [HIT], [HIT]]], arrivals=[(0, 0, 2, 4, -1, PREFETCH, LANDED)])
+    stalls = [mc.estimate_seconds(log, PLAIN.replace(link_bytes_per_second=1.0), 8, lead).stall_seconds[0] for lead in (1, 2, 3, 9)]
+    assert stalls == [5.0, 2.0, 2.0, 2.0]  # 8 s, of which a layer hides 3; nothing is known before the first decision is made
 
 
 def test_the_cpu_path_runs_beside_the_device():

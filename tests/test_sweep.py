@@ -1,5 +1,6 @@
 """Sweeps: the same rows as single runs, whoever computes them; resumable; refused as a whole when a part cannot run."""
 
+import dataclasses
 import importlib
 import json
 import os
@@ -109,7 +110,8 @@ def test_finished_combinations_are_not_run_again(trace, here, tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     "changes",
-    [{"warmup_tokens": 51}, {"hardware": "pcie5"}, {"cold_start": "empty"}, {"documents": "reset"}, {"exact_prefix_tokens": 3}],
+    [{"warmup_tokens": 51}, {"hardware": "pcie5"}, {"cold_start": "empty"}, {"documents": "reset"}, {"exact_prefix_tokens": 3},
+     {"cold_start": np.tile(np.arange(47, 39, -1), (2, 1))}, {"expert_bytes": 7}, {"prefetch_lead_steps": 2}],
 )
 def test_a_changed_option_never_meets_an_old_number(trace, tmp_path, monkeypatch, changes):
     options = {"warmup_tokens": 50, "hardware": "pcie4", "store": tmp_path, "num_workers": 1, "progress": False}
@@ -120,6 +122,19 @@ def test_a_changed_option_never_meets_an_old_number(trace, tmp_path, monkeypatch
     monkeypatch.setattr(sweep_module, "KERNEL_VERSION", -1)
     mc.sweep(trace, mc.SPEED_FIRST, 8, **options)
     assert len(runs) == 3
+
+
+def test_predictions_and_tables_are_part_of_the_key(trace, tmp_path, monkeypatch):
+    options = {"store": tmp_path, "num_workers": 1, "progress": False}
+    predicting = [dataclasses.replace(trace, predicted_ids=np.full((300, 2, 1), expert, np.int16)) for expert in (3, 4)]
+    buddies = [np.full((2, 48, 1), expert) for expert in (3, 4)]
+    runs = count_runs(monkeypatch)
+    for _ in range(2):
+        for traces in predicting:
+            mc.sweep(traces, mc.Policy(max_prefetches=1), 8, **options)
+        for table in buddies:
+            mc.sweep(trace, mc.first_j(1, fallback="buddy"), 8, buddies=table, **options)
+    assert len(runs) == 4
 
 
 def test_a_new_label_is_not_a_new_policy(trace, tmp_path, monkeypatch):
