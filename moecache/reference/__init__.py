@@ -3,8 +3,8 @@
 What a user of the study needs is three functions: `load_model`, `load_tokenizer`, `held_out_documents`. The rest makes
 them again, in this order: texts from pinned packages (`packages`, `sources`, `duplicates`, `texts`) and from generators
 (`tasks`, `word_problems`, `interpreter_lines`), a tokenizer (`tokenizer`), training (`settings`, `corpus`, `network`,
-`train`, `checkpoint`, and the faster products `fast_experts`, `fast_delta`), evaluation and export (`evaluate`,
-`answers`, `export`). On the command line: `python -m moecache.reference --help`.
+`train`, `checkpoint`, and `fast` with the library's parts that a faster step exchanges), evaluation and export
+(`evaluate`, `answers`, `export`). On the command line: `python -m moecache.reference --help`.
 
 Importing this package loads neither torch nor transformers.
 """

@@ -91,7 +91,8 @@ def write_card(name: str = "reference-512", directory: Path | str | None = None,
     notes : what happened during the run, a list item each.
     """
     folder = Path(directory) if directory else MODELS_FOLDER / name
-    figures = {"sha256": sha256_of(folder / "model.safetensors"), "machine": machine()} | evaluate(name, str(folder))
+    figures = evaluate(name, str(folder))
+    figures |= {"sha256": sha256_of(folder / "model.safetensors"), "machine": machine()}
     (folder / "evaluation.json").write_text(json.dumps(figures, indent=1) + "\n")
     log, settings, manifest = read_log(folder), TrainSettings(), load_manifest()
     domains = _table(

@@ -5,6 +5,9 @@ This module knows file names. It imports torch and transformers only when a mode
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,9 +54,28 @@ def load_model(name: str = "reference-512", directory: Path | str | None = None)
     folder = model_folder(name, directory)
     for file in ("config.json", "model.safetensors"):
         _require(folder / file, "python -m moecache.reference train, then export")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    with quiet_library():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     model.set_experts_implementation("grouped_mm")
     return model.eval()
+
+
+@contextmanager
+def quiet_library() -> Iterator[None]:
+    """No progress bar while a small model is loaded, and no advice about GPU kernels afterwards.
+
+    The library's plain implementation of linear attention is the one that is meant: the same on every machine.
+    """
+    from transformers.utils import logging as library
+
+    logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
+    was_shown = library.is_progress_bar_enabled()
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_shown:
+            library.enable_progress_bar()
 
 
 def load_tokenizer(name: str = "reference-512", directory: Path | str | None = None) -> Tokenizer:
