@@ -20,8 +20,8 @@
 
 # %% tags=["parameters"]
 model_name = "reference-512"  # which reference model reads the text
-num_documents = 10  # held-out documents, domains interleaved
-num_tokens = 300  # tokens of each document
+num_documents = 8  # held-out documents, domains interleaved
+num_tokens = 250  # tokens of each document
 num_warmup_documents = 2  # documents read first and not scored
 resident_fraction = 0.25  # share of a layer's experts resident at the first capacity
 lru_hit_rate = 0.915  # the second capacity is the fewest slots where LRU hits this share of calls

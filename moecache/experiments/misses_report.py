@@ -27,6 +27,7 @@ def planned_pairs(frame: pd.DataFrame) -> list[tuple[str, str]]:
         ("first choice", "0.15 rule"),
         ("gate weight 0.15", "0.15 rule"),
         (half, "gate weight 0.10"),
+        (half.replace("first", "last"), half),
     ]
 
 

@@ -63,6 +63,7 @@ def miss_rules(top_k: int) -> list[tuple[str, Policy]]:
         ("first J", FIRST_CHOICE),
         ("first J", first_j(first_three, label=f"first {first_three}")),
         ("first J", first_j(half, label=f"first {half}")),
+        ("last J", Policy(wait_ranks=tuple(range(top_k - half, top_k)), label=f"last {half}")),
         *(("threshold", policy) for policy in thresholds),
         *(("one rank", policy) for policy in one_rank),
     ]
