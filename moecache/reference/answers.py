@@ -86,7 +86,7 @@ def greedy(model: PreTrainedModel, tokenizer: Tokenizer, max_new_tokens: int = M
         cache, written = None, []
         for _ in range(max_new_tokens):
             output = model(ids, cache=cache, use_cache=True, logits_to_keep=1)
-            cache = output.past_key_values
+            cache = output.cache
             token = int(output.logits[0, -1].argmax())
             written.append(token)
             if token == 0 or "\n\n" in tokenizer.decode(written):
