@@ -47,6 +47,8 @@ def policies(draw, top_k, num_experts=10**6):
         is_seeded = is_seeded or values["fallback"] == "random_resident"
         if values["eviction"] != "static" and draw(st.booleans()):
             values |= draw(_admissions())
+    if values["eviction"].startswith("belady"):
+        values |= {"counted_calls": "all", "stand_ins_count": False}
     if is_seeded:
         values["seed"] = draw(st.integers(0, 2**31 - 1))
     return mc.Policy(**values)

@@ -182,7 +182,7 @@ def test_unknown_files(tmp_path, content):
 
 def test_a_format_without_scores_cannot_replay_stand_ins_by_score(npz):
     trace = mc.load_trace(npz(ids=IDS, weights=WEIGHTS))
-    with pytest.raises(ValueError, match="no selection scores are given; record them, or use fallback='random_resident'"):
+    with pytest.raises(ValueError, match="no selection scores are given; record them, or use another fallback"):
         mc.simulate(trace, mc.GATE_015, 2)
     assert mc.simulate(trace, mc.GATE_015.replace(fallback="drop"), 2).summary()["calls"] == 12
 

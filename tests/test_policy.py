@@ -50,6 +50,10 @@ def test_named_constructors():
     assert mc.first_j(0) == mc.SUBSTITUTE_EVERY_MISS
     assert mc.first_j(3, eviction="fifo") == mc.Policy(wait_ranks=(0, 1, 2), eviction="fifo")
     assert mc.only_rank_substituted(1, 4) == mc.Policy(wait_ranks=(0, 2, 3))
+    assert mc.mass_budget(0.1) == mc.Policy(miss_rule="mass_budget", budget=0.1, gate_threshold=math.inf)
+    assert mc.mass_budget(0.1, is_squared=True) == mc.Policy(miss_rule="squared_budget", budget=0.1)
+    assert mc.cache_prior() == mc.Policy(miss_rule="cache_prior", bonus=0.2, wait_ranks=(0, 1))
+    assert mc.max_rank(16) == mc.Policy(miss_rule="max_rank", best_ranks=16, wait_ranks=(0,))
     with pytest.raises(ValueError, match=r"rank=4 is outside 0\.\.3"):
         mc.only_rank_substituted(4, 4)
     with pytest.raises(ValueError, match=r"num_ranks=-1 must be 0 or more"):
@@ -70,6 +74,7 @@ ENUMS = {
     "fallback": mc.Fallback,
     "weight_rule": mc.WeightRule,
     "eviction": mc.Eviction,
+    "insertion": mc.Insertion,
     "admission": mc.Admission,
     "counted_calls": mc.CountedCalls,
 }
@@ -115,6 +120,22 @@ WRONG = [
     ({"wait_ranks": (0,), "fallback": "random_resident", "seed": 2**31}, r"seed=2147483648 must be in 0\.\."),
     ({"wait_ranks": (0,), "fallback": "random_resident", "seed": None}, r"seed=None must be in 0\.\."),
     ({"wait_ranks": (0,), "fallback": "drop", "weight_rule": "inherit"}, r"'inherit' has no meaning with fallback='drop'"),
+    ({"wait_ranks": (0,), "eviction": "belady", "stand_ins_count": True}, r"leave counted_calls='all' and stand_ins_count=False"),
+    ({"wait_ranks": (0,), "eviction": "belady_bypass", "counted_calls": "served"}, r"leave counted_calls='all'"),
+    ({"eviction": "static", "max_prefetches": 1}, r"background admission and prefetch contradict it"),
+    ({"wait_ranks": (0,), "eviction": "static", **BACKGROUND}, r"background admission and prefetch contradict it"),
+    ({"insertion": "tinylfu"}, r"insertion='tinylfu' needs half_life"),
+    ({"insertion": "cap"}, r"insertion='cap' needs insertion_cap"),
+    ({"insertion": "cap", "insertion_cap": -1}, r"insertion_cap=-1 must be 0 or more"),
+    ({"miss_rule": "mass_budget"}, r"needs budget"),
+    ({"miss_rule": "mass_budget", "budget": -0.1}, r"budget=-0\.1 must be 0 or more"),
+    ({"miss_rule": "squared_budget"}, r"needs budget"),
+    ({"miss_rule": "cache_prior"}, r"needs bonus"),
+    ({"miss_rule": "max_rank"}, r"needs best_ranks"),
+    ({"miss_rule": "max_rank", "best_ranks": 12, "fallback": "drop"}, r"'max_rank' chooses stand-ins by score; it needs"),
+    ({"wait_ranks": (0,), **BACKGROUND, "account_half_life": 0.5}, r"account_half_life=0\.5 must be at least 1 token"),
+    ({"wait_ranks": (0,), **BACKGROUND, "max_bookings": 0}, r"max_bookings=0 must be at least 1"),
+    ({"max_prefetches": -1}, r"max_prefetches=-1 must be 0 or more"),
     ({"wait_ranks": (0,), "stand_ins_count": "no"}, r"stand_ins_count='no' must be True or False"),
 ]
 
@@ -140,6 +161,15 @@ WITHOUT_EFFECT = [
     ({"wait_ranks": (0,), "max_in_flight": 1}, "max_in_flight"),
     ({"wait_ranks": (0,), "seed": 1}, "seed"),
     ({"wait_ranks": (0,), "fallback": "drop", "stand_ins_count": True}, "stand_ins_count"),
+    ({"wait_ranks": (0,), "fallback": "cpu", "weight_rule": "inherit"}, "weight_rule"),
+    ({"budget": 0.1}, "budget"),
+    ({"bonus": 0.1}, "bonus"),
+    ({"best_ranks": 12}, "best_ranks"),
+    ({"insertion_cap": 2}, "insertion_cap"),
+    ({"miss_rule": "mass_budget", "budget": 0.1, "gate_threshold": 0.2}, "gate_threshold"),
+    ({"eviction": "static", "insertion": "cap", "insertion_cap": 2}, "insertion"),
+    ({"wait_ranks": (0,), **BACKGROUND, "mass_threshold": 0, "account_half_life": 9}, "account_half_life"),
+    ({"wait_ranks": (0,), "max_bookings": 1}, "max_bookings"),
 ]
 
 
@@ -171,6 +201,8 @@ def test_replace_makes_a_new_label():
     assert mc.GATE_015.replace(label="mine").label == "mine"
     assert mc.GATE_015.label == "0.15 rule"
     assert mc.Policy(wait_ranks=(0, 2), fallback="drop").label == "ranks 0 2, drop, lru"
+    assert mc.Policy(eviction="random", seed=3).label == "fetch every miss, random (seed 3)"
+    assert mc.Policy(insertion="tinylfu", half_life=4).label == "fetch every miss, lru, tinylfu insertion (4)"
     assert mc.threshold(1.5, threshold_unit="uniform").label == "gate weight 1.5/K, lru"
 
 
@@ -216,5 +248,7 @@ def test_compiled_numbers():
 def test_compile_names_the_rank_that_does_not_exist():
     with pytest.raises(ValueError, match=r"names rank 4, but top-4 has ranks 0\.\.3"):
         mc.Policy(wait_ranks=(0, 4)).compile(4)
+    with pytest.raises(ValueError, match=r"best_ranks=4 must exceed top-4, or nobody can stand in"):
+        mc.max_rank(4).compile(4)
     with pytest.raises(ValueError, match=r"top_k=63 is outside 1\.\.62"):
         mc.Policy().compile(63)

@@ -138,6 +138,8 @@ def _check_needs(policy: Policy) -> None:
         raise ValueError(f"miss_rule={policy.miss_rule.name.lower()!r} chooses stand-ins by score; it needs fallback='substitute'")  # type: ignore[union-attr]
     if policy.eviction == Eviction.STATIC and (policy.admission == Admission.BACKGROUND or policy.max_prefetches):
         raise ValueError("eviction='static' never changes its residents: background admission and prefetch contradict it")
+    if policy.eviction in BELADY and (policy.counted_calls != CountedCalls.ALL or policy.stand_ins_count):
+        raise ValueError("belady knows when the router calls an expert next: leave counted_calls='all' and stand_ins_count=False")
 
 
 def check_neutral(policy: Policy) -> None:
@@ -186,15 +188,15 @@ def describe(policy: Policy) -> str:
     """A short name made from the fields that differ from `Policy()`."""
     parts = [_describe_miss_rule(policy)]
     if not policy.waits_for_every_miss and policy.fallback != Fallback.SUBSTITUTE:
-        parts.append(_plain(policy.fallback) + (f" (seed {policy.seed})" if policy.seed else ""))
+        is_seeded = policy.fallback == Fallback.RANDOM_RESIDENT and policy.seed
+        parts.append(_plain(policy.fallback) + (f" (seed {policy.seed})" if is_seeded else ""))
     if policy.weight_rule != WeightRule.OWN:
         parts.append(f"{policy.weight_rule} weight")
-    half_life = f" ({policy.half_life:g})" if policy.half_life else ""
-    parts.append(_plain(policy.eviction) + half_life)
+    parts.append(_describe_eviction(policy))
     if policy.insertion == Insertion.CAP:
         parts.append(f"insert at most {policy.insertion_cap} a step")
-    elif policy.insertion != Insertion.EVERY:
-        parts.append(f"{_plain(policy.insertion)} insertion")
+    elif policy.insertion == Insertion.TINYLFU:
+        parts.append(f"tinylfu insertion ({policy.half_life:g})")
     if policy.admission == Admission.BACKGROUND:
         parts.append(_describe_admission(policy))
     if policy.max_prefetches:
@@ -204,6 +206,14 @@ def describe(policy: Policy) -> str:
     if policy.stand_ins_count:
         parts.append("stand-ins count")
     return ", ".join(parts)
+
+
+def _describe_eviction(policy: Policy) -> str:
+    if policy.eviction == Eviction.DECAYED_COUNT:
+        return f"decayed count ({policy.half_life:g})"
+    if policy.eviction == Eviction.RANDOM and policy.seed:
+        return f"random (seed {policy.seed})"
+    return _plain(policy.eviction)
 
 
 def _plain(member: Any) -> str:
