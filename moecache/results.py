@@ -45,7 +45,7 @@ from moecache.provenance import provenance
 
 MODES = ("auto", "own", "stored")
 _PACKAGE = Path(__file__).resolve().parent
-_SHOWING = ("chapters", "claims", "cli.py", "figures")
+_SHOWING = ("chapters", "claims", "cli.py", "figures", "stats")
 _used: list[Result] = []
 
 
@@ -257,8 +257,13 @@ def _code_of(function: Callable[..., Any]) -> str:
 
 @cache
 def _package_code() -> str:
-    files = sorted(path for path in _PACKAGE.rglob("*.py") if path.relative_to(_PACKAGE).parts[0] not in _SHOWING)
+    files = sorted(path for path in _PACKAGE.rglob("*.py") if not _is_showing(path))
     return hashlib.sha256("".join(_meaning(path.read_text()) for path in files).encode()).hexdigest()
+
+
+def _is_showing(path: Path) -> bool:
+    """Whether a module only shows what others measured."""
+    return path.relative_to(_PACKAGE).parts[0] in _SHOWING or path.name.endswith("_report.py")
 
 
 def _meaning(source: str) -> str:

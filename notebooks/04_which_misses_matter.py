@@ -21,7 +21,7 @@
 # %% tags=["parameters"]
 model_name = "reference-512"  # which reference model reads the text
 num_documents = 8  # held-out documents, domains interleaved
-num_tokens = 250  # tokens of each document
+num_tokens = 200  # tokens of each document
 num_warmup_documents = 2  # documents read first and not scored
 resident_fraction = 0.25  # share of a layer's experts resident at the first capacity
 lru_hit_rate = 0.915  # the second capacity is the fewest slots where LRU hits this share of calls
@@ -84,11 +84,17 @@ chapters.show(
 )
 
 # %% [markdown]
-# Both capacities and both regimes in one table. *Fetches* are waited for, *copies* come in the background and cost link time even when
-# nobody waits for them; both a step (one token at one layer). Mass is the substituted gate mass, the mean of a step.
+# Both regimes side by side, at {{slots_first}} slots. *Calls* are those substituted. *Fetches* are waited for, *copies* come in the
+# background and cost link time even when nobody waits for them; both are a step (one token at one layer).
 
 # %% tags=["hide-input"]
-chapters.show_table(misses_report.wide_table(table), digits=3)
+chapters.show_table(misses_report.regime_table(table, first), digits=3)
+
+# %% [markdown]
+# The same at {{slots_second}} slots:
+
+# %% tags=["hide-input"]
+chapters.show_table(misses_report.regime_table(table, last), digits=3)
 
 # %% [markdown]
 # ## Does substituted mass predict the cost?

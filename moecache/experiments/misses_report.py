@@ -84,18 +84,27 @@ def describe(table: pd.DataFrame, num_slots: int, regime: str) -> str:
     return f"Perplexity increase of each rule at {num_slots} slots, {regime.replace('_', ' ')}: " + ", ".join(items) + "."
 
 
-def wide_table(table: pd.DataFrame) -> pd.DataFrame:
-    """The columns that matter, in percent where they are shares, dearest rule first within each setting."""
-    ordered = table.sort_values(["num_slots", "regime", "increase"], ascending=[True, True, False])
-    shown = pd.DataFrame({"slots, regime": ordered["num_slots"].astype(str) + ", " + ordered["regime"].str.replace("_", " ")})
-    shown["rule"] = ordered["policy"]
-    intervals = zip(ordered["increase"], ordered["low"], ordered["high"], strict=True)
-    shown["increase [95 %]"] = [f"{100 * i:.2f} % [{100 * low:.2f}, {100 * high:.2f}]" for i, low, high in intervals]
-    shown["calls substituted, %"] = 100 * ordered["substituted_fraction"]
-    shown["mass"] = ordered["substituted_mass"]
-    shown["fetches a step"] = ordered["fetches_per_step"]
-    shown["copies a step"] = ordered["copies_per_step"]
-    return shown
+def regime_table(table: pd.DataFrame, num_slots: int) -> pd.DataFrame:
+    """Both regimes of one capacity side by side, the dearest rule first; shares in percent, fetches and copies a step."""
+    sides = [setting(table, num_slots, regime).set_index("policy") for regime in ("admitted_anyway", "stays_out")]
+    order = sides[0].sort_values("increase", ascending=False).index
+    anyway, out = (side.loc[order] for side in sides)
+    return pd.DataFrame(
+        {
+            "rule": order,
+            "anyway: increase [95 %]": _intervals(anyway),
+            "calls, %": (100 * anyway["substituted_fraction"]).to_numpy(),
+            "fetches + copies": [f"{f:.2f} + {c:.2f}" for f, c in zip(anyway["fetches_per_step"], anyway["copies_per_step"], strict=True)],
+            "stays out: increase": _intervals(out),
+            "calls, % ": (100 * out["substituted_fraction"]).to_numpy(),
+            "fetches": out["fetches_per_step"].to_numpy(),
+        }
+    )
+
+
+def _intervals(rows: pd.DataFrame) -> list[str]:
+    bounds = zip(rows["increase"], rows["low"], rows["high"], strict=True)
+    return [f"{100 * middle:.3g} % [{100 * low:.3g}, {100 * high:.3g}]" for middle, low, high in bounds]
 
 
 def mass_sentence(frame: pd.DataFrame, num_slots: int, regime: str = "stays_out") -> str:
