@@ -46,8 +46,6 @@ class TwinLayer:
             return self.decayed(score, self.scored_at[expert])
         if eviction == "lfru":
             return score / (self.clock - self.last_call[expert] + 1)
-        if eviction == "random":
-            return self.random_number(expert)
         if eviction.startswith("belady"):
             return -self.next_use[expert]
         if eviction == "slru":
@@ -87,11 +85,13 @@ class TwinLayer:
             self.protected.remove(oldest)
             self.score[oldest] = self.clock + 1
 
-    def victim(self, pinned):
+    def victim(self, pinned, newcomer):
         """Who would leave: -1 for a free slot, None when nobody may leave."""
         if len(self.residents) < self.num_slots:
             return -1
         candidates = self.residents - pinned
+        if candidates and self.policy["eviction"] == "random":
+            return sorted(candidates)[self.random_number(newcomer) % len(candidates)]
         return min(candidates, key=self.age_order) if candidates else None
 
     def insert(self, expert, victim, is_prefetch=False):
@@ -133,6 +133,7 @@ class TwinLayer:
             outcome[rank], computed[rank] = self.fall_back(rank, ids[rank], stand_ins, scores)
             if outcome[rank] == FORCED:
                 evicted[rank] = self.fetch(ids[rank], evicted, outcome, next_use and next_use[rank])
+                stand_ins = [e for e in stand_ins if e != evicted[rank]]
         self.score_calls(ids, outcome, computed, next_use)
         self.rows.append((outcome, computed, evicted, self.add_mass(ids, weights, outcome)))
 
@@ -150,7 +151,7 @@ class TwinLayer:
     def arrive(self, ids, asked, expert, kind, landed):
         victim, reason = -2, ALREADY_RESIDENT
         if expert not in self.residents:
-            victim = self.victim({e for e in ids if e in self.residents} | landed)
+            victim = self.victim({e for e in ids if e in self.residents} | landed, expert)
             reason = NO_VICTIM if victim is None else LANDED
             if victim is None:
                 victim = -2
@@ -164,7 +165,7 @@ class TwinLayer:
 
     def fetch(self, expert, evicted, outcome, next_use):
         """Who left; -1 for a free slot, -2 when the newcomer is not inserted."""
-        victim = self.victim(self.pinned)
+        victim = self.victim(self.pinned, expert)
         policy = self.policy
         is_refused = False
         if victim >= 0 and policy["insertion"] == "cap":

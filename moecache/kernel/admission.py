@@ -86,7 +86,7 @@ def _land(cache, rules, step, log, expert, asked, kind, num_landed):
     """Put one arrival into a slot, pinned, if it needs one and finds one; the number landed so far in this step."""
     victim, reason = np.int64(-2), ALREADY_RESIDENT
     if cache.slot_of_expert[expert] < 0:
-        slot = find_victim(cache, rules, step.layer, step.now)
+        slot = find_victim(cache, rules, step.layer, step.now, expert)
         if slot < 0:
             reason = NO_VICTIM  # the account is kept: the expert asks again at its next addition
         else:

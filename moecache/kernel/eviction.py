@@ -7,7 +7,7 @@ says how a score changes when its expert is called (`on_call`), becomes resident
 |---|---|
 | lru | clock of the last call |
 | fifo | clock of the insertion |
-| random | none is stored: a number drawn anew for each search |
+| random | none: one of the unpinned residents, drawn by seed |
 | plain_count | calls so far, kept after eviction |
 | plain_count_forget | calls since the expert became resident |
 | decayed_count | sum over calls of 2^(-age / half_life) |
@@ -22,8 +22,8 @@ taken here: LLVM may round it differently from the interpreter), and all scores 
 before they overflow.
 
 SLRU: a newcomer enters on probation; a later call to a resident promotes it; the protected segment holds 80 % of the slots, and when it
-overflows, its least recently used expert goes back to the fresh end of probation. LFRU and random need `score_now`, since their
-order changes without a call. A new policy is a member, a few lines in these functions, and a twin in the tests.
+overflows, its least recently used expert goes back to the fresh end of probation. LFRU's order changes without a call, so its scores
+are computed at the search. A new policy is a member, a few lines in these functions, and a twin in the tests.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def on_call(cache, rules, expert, now, growth, next_use):
     elif eviction in (BELADY, BELADY_BYPASS):
         cache.eviction_score[expert] = HORIZON - np.float64(next_use)
     cache.last_call[expert] = now
-    if cache.is_untried[expert] != 0:
+    if rules.max_prefetches > 0 and cache.is_untried[expert] != 0:
         cache.is_untried[expert] = 0
         cache.counts[PREFETCH_USEFUL] += 1
 
@@ -141,15 +141,17 @@ def _is_older(cache, expert, other):
 
 
 @inline
-def find_victim(cache, rules, layer, now):
+def find_victim(cache, rules, layer, now, newcomer):
     """The slot to take: a free one, else the unpinned one with the smallest (score, last call, id); -1 if all are pinned."""
-    if rules.eviction == LFRU or rules.eviction == RANDOM:
-        return _search(cache, rules, layer, now)
+    if rules.eviction == LFRU:
+        return _search_lfru(cache, now)
     lowest = np.int64(PINNED)
     for slot in range(cache.key.size):
         lowest = min(lowest, cache.key[slot])
     if lowest == PINNED:
         return np.int64(-1)
+    if rules.eviction == RANDOM and lowest != FREE:
+        return _draw(cache, random_number(rules.seed, layer, now, newcomer))
     tie = np.int64(PINNED)
     for slot in range(cache.key.size):
         tie = min(tie, cache.tie[slot] if cache.key[slot] == lowest else np.int64(PINNED))
@@ -158,8 +160,24 @@ def find_victim(cache, rules, layer, now):
 
 
 @jit
-def _search(cache, rules, layer, now):
-    """`find_victim` for scores that depend on the time of the search."""
+def _draw(cache, number):
+    """The slot of one of the unpinned residents, counted off by id."""
+    candidates = 0
+    for slot in range(cache.key.size):
+        candidates += cache.key[slot] != PINNED
+    skip = number % candidates
+    for expert in range(cache.slot_of_expert.size):
+        slot = np.int64(cache.slot_of_expert[expert])
+        if slot >= 0 and cache.key[slot] != PINNED:
+            if skip == 0:
+                return slot
+            skip -= 1
+    return np.int64(-1)
+
+
+@jit
+def _search_lfru(cache, now):
+    """`find_victim` by calls / (age of the last call + 1)."""
     best, lowest = np.int64(-1), np.inf
     for slot in range(cache.key.size):
         if cache.key[slot] == FREE:
@@ -167,18 +185,10 @@ def _search(cache, rules, layer, now):
         if cache.key[slot] == PINNED:
             continue
         expert = np.int64(cache.expert_in_slot[slot])
-        score = score_now(cache, rules, layer, now, expert)
+        score = cache.eviction_score[expert] / np.float64(now - cache.last_call[expert] + 1)
         if score < lowest or (score == lowest and cache.tie[slot] < cache.tie[best]):
             best, lowest = np.int64(slot), score
     return best
-
-
-@jit
-def score_now(cache, rules, layer, now, expert):
-    """The score of a policy whose order changes without a call."""
-    if rules.eviction == RANDOM:
-        return np.float64(random_number(rules.seed, layer, now, expert))
-    return cache.eviction_score[expert] / np.float64(now - cache.last_call[expert] + 1)
 
 
 @inline

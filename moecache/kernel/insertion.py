@@ -41,7 +41,7 @@ def fetch(cache, rules, step, rank):
     There is a victim: every call of a step pins one slot at most, and there are at least K slots.
     """
     expert = np.int64(step.ids[rank])
-    slot = find_victim(cache, rules, step.layer, step.now)
+    slot = find_victim(cache, rules, step.layer, step.now, expert)
     if not _may_insert(cache, rules, step, rank, expert, np.int64(cache.expert_in_slot[slot])):
         cache.counts[NOT_INSERTED] += 1
         return np.int64(NOT_EVICTING)

@@ -18,6 +18,7 @@ import numpy as np
 from moecache.kernel.codes import NUM_COUNTS
 from moecache.kernel.jit import inline
 
+FLOAT16_VALUES = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)  # by bit pattern; only read
 FREE = -1
 PINNED = 2**63 - 1
 
@@ -230,7 +231,7 @@ def new_state(num_layers: int, num_experts: int, top_k: int, num_slots: np.ndarr
         counts=np.zeros((layers, NUM_COUNTS), np.int64),
         mass_sum=np.zeros(layers),
         buddies=np.ascontiguousarray(buddies, dtype=np.int16),
-        float16_values=np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32),
+        float16_values=FLOAT16_VALUES,
         order=np.zeros(experts, np.int32),
         landed=np.zeros(experts, np.int16),
         waits=np.zeros(top_k, np.uint8),

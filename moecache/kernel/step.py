@@ -32,7 +32,7 @@ from moecache.kernel.codes import (
     SUBSTITUTED,
 )
 from moecache.kernel.eviction import on_call, rescale_scores
-from moecache.kernel.fallback import BUDDY, DROP, LOW_PRECISION, RANDOM_RESIDENT, SUBSTITUTE, prepare_stand_ins, take_stand_in
+from moecache.kernel.fallback import BUDDY, DROP, LOW_PRECISION, NOBODY, RANDOM_RESIDENT, SUBSTITUTE, prepare_stand_ins, take_stand_in
 from moecache.kernel.insertion import TINYLFU, fetch
 from moecache.kernel.jit import inline, jit
 from moecache.kernel.miss_rule import mark_waits
@@ -96,10 +96,10 @@ def _replay_layer(state, rules, steps, log, first_layer, i, start, stop):
 @inline
 def decide(cache, rules, step, log):
     """Decide one token at one layer; fills the step's rows [K], returns the substituted gate mass."""
-    _pin_called(cache, step)
     if rules.account_decay != 1.0:
         decay_accounts(cache, rules)
     if cache.ring[1] > 0 or rules.max_prefetches > 0:
+        _pin_called(cache, step)
         land_arrivals(cache, rules, step, log)
     num_misses = _split(cache, step)
     if num_misses > 0:
@@ -124,12 +124,14 @@ def _pin_called(cache, step):
 
 @inline
 def _split(cache, step):
-    """Mark hits (pinned already, also those that just landed) and misses; the number of misses."""
+    """Mark hits, and pin them, and misses; the number of misses."""
     num_misses = 0
     for rank in range(step.ids.size):
         step.computed[rank] = step.ids[rank]
         step.evicted[rank] = -1
-        if cache.slot_of_expert[step.ids[rank]] >= 0:
+        slot = np.int64(cache.slot_of_expert[step.ids[rank]])
+        if slot >= 0:
+            pin(cache, slot)
             step.outcome[rank] = HIT
         else:
             step.outcome[rank] = MISS
@@ -181,6 +183,8 @@ def _substitute(cache, rules, step, rank):
     else:
         step.evicted[rank] = fetch(cache, rules, step, rank)
         step.outcome[rank] = FORCED
+        if step.evicted[rank] >= 0:
+            cache.order[step.evicted[rank]] = NOBODY  # who has just left cannot stand in
 
 
 @inline
