@@ -4,36 +4,48 @@ Residency is replayed from the decision log alone, with sets, so a log that cont
 """
 
 from collections import Counter, OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from streams import random_stream
 
 import moecache as mc
-from moecache.kernel.codes import BOOKED
+from moecache.calibrate import future_calls
+from moecache.kernel import ArrivalKind
+from moecache.kernel.codes import BOOKED, PREFETCH_USEFUL, PREFETCH_WASTED
 from moecache.metrics import count_calls
 
-HIT, FETCHED, FORCED, SUBSTITUTED, DROPPED = range(5)
+HIT, FETCHED, FORCED, SUBSTITUTED, DROPPED, LOW_PRECISION, CPU = range(7)
+NOT_INSERTED = -2
 NUM_TOKENS, NUM_LAYERS, NUM_EXPERTS, TOP_K, NUM_SLOTS = 130, 3, 12, 3, 5
 SHAPE = mc.ModelShape(NUM_LAYERS, NUM_EXPERTS, TOP_K, expert_bytes=10)
-STREAM = random_stream(6, NUM_TOKENS, NUM_LAYERS, NUM_EXPERTS, TOP_K)
+BACKGROUND = {"admission": "background", "mass_threshold": 0.4}
 EVICTIONS = [{"eviction": member.name.lower()} for member in mc.Eviction]
 EVICTIONS[mc.Eviction.DECAYED_COUNT]["half_life"] = 20
-BACKGROUND = {"admission": "background", "mass_threshold": 0.4}
+INSERTIONS = [{"insertion": "cap", "insertion_cap": 1}, {"insertion": "tinylfu", "half_life": 20}]
+SERVED_BY = {
+    mc.Fallback.SUBSTITUTE: SUBSTITUTED, mc.Fallback.RANDOM_RESIDENT: SUBSTITUTED, mc.Fallback.BUDDY: SUBSTITUTED,
+    mc.Fallback.DROP: DROPPED, mc.Fallback.LOW_PRECISION: LOW_PRECISION, mc.Fallback.CPU: CPU,
+}  # fmt: skip
 
 
 def all_policies():
-    """The presets, every eviction with every fallback with and without admission, and the switches one by one."""
-    policies = [*mc.PRESETS, *(mc.Policy(**eviction) for eviction in EVICTIONS)]
+    """The presets; every eviction, fallback, insertion and miss rule, with admission and prefetch where they fit; the switches."""
+    policies = [*mc.PRESETS, *(mc.Policy(**eviction) for eviction in EVICTIONS), *(mc.Policy(**insertion) for insertion in INSERTIONS)]
+    rules = [mc.threshold(0.4, first_choice=True), mc.mass_budget(0.3), mc.mass_budget(0.1, is_squared=True), mc.cache_prior(0.4, 1)]
+    rules += [mc.max_rank(7, 1), mc.first_j(1)]
     for eviction in EVICTIONS:
-        for fallback in mc.Fallback:
-            rule = mc.threshold(0.4, first_choice=True, fallback=fallback, **eviction)
-            policies += [rule, rule.replace(**BACKGROUND)]
+        rule = rules[0].replace(**eviction)
+        policies += [rule] if rule.eviction == mc.Eviction.STATIC else [rule, rule.replace(**BACKGROUND), rule.replace(max_prefetches=2)]
+    for fallback in mc.Fallback:
+        policies += [rules[0].replace(fallback=fallback), rules[5].replace(fallback=fallback, **BACKGROUND)]
+    policies += [rule.replace(**insertion, **BACKGROUND, max_prefetches=1) for rule in rules for insertion in ({}, *INSERTIONS)]
     base = mc.first_j(1, **BACKGROUND)
     policies += [
         base.admitted_anyway(),
         base.replace(admission_delay=4, max_in_flight=2),
+        base.replace(max_bookings=1, account_half_life=5),
         base.replace(counted_calls="served"),
         base.replace(stand_ins_count=True),
         base.replace(fallback="random_resident", seed=99),
@@ -49,12 +61,46 @@ POLICIES = all_policies()
 every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
 
 
-def new_cache(policy, num_slots=NUM_SLOTS, cold_start="first", **rest):
-    return mc.ExpertCache(SHAPE, policy, num_slots, cold_start, **rest)
+@dataclass(frozen=True)
+class Stream:
+    """All that a router, a predictor and the future may say about some tokens and layers."""
+
+    ids: np.ndarray
+    weights: np.ndarray
+    scores: np.ndarray
+    predicted: np.ndarray
+    next_use: np.ndarray
+
+    def cut(self, tokens=slice(None), layers=slice(None)):
+        return Stream(**{name: array[tokens][:, layers] for name, array in vars(self).items()})
+
+    def later(self, num_tokens):
+        """The same where the clock already stands at `num_tokens`."""
+        return replace(self, next_use=self.next_use + num_tokens)
+
+
+def new_stream():
+    ids, weights, scores = random_stream(6, NUM_TOKENS, NUM_LAYERS, NUM_EXPERTS, TOP_K)
+    predicted = np.random.default_rng(0).integers(-1, NUM_EXPERTS, (NUM_TOKENS, NUM_LAYERS, 4))
+    next_use, first_use = future_calls(ids, NUM_EXPERTS, np.array([0]))
+    return Stream(ids, weights, scores, predicted, next_use), first_use[0]
+
+
+STREAM, FIRST_USE = new_stream()
+BUDDIES = np.random.default_rng(1).integers(-1, NUM_EXPERTS, (NUM_LAYERS, NUM_EXPERTS, 4))
+
+
+def new_cache(policy, num_slots=NUM_SLOTS, cold_start="first", layers=slice(None), **rest):
+    cache = mc.ExpertCache(SHAPE, policy, num_slots, cold_start, buddies=BUDDIES[layers], **rest)
+    if policy.needs_future:
+        cache.reset(FIRST_USE[layers])
+    return cache
 
 
 def decide(cache, stream=STREAM, **rest):
-    return cache.decide(*stream, **rest)
+    return cache.decide(
+        stream.ids, stream.weights, stream.scores, predicted_ids=stream.predicted, next_use=stream.next_use, **rest
+    )  # fmt: skip
 
 
 def residents_of(cache, layer):
@@ -91,6 +137,12 @@ def put(expert, victim, residents, pinned, num_slots):
     assert len(residents) <= num_slots
 
 
+def fetch(expert, victim, residents, pinned, num_slots):
+    """A fetched expert becomes resident, or is computed and forgotten."""
+    if victim != NOT_INSERTED:
+        put(expert, victim, residents, pinned, num_slots)
+
+
 def replay_step(ids, outcome, computed, evicted, residents, num_slots):
     """Replay one step of the log into `residents`; every rule about a step is checked here."""
     called = set(ids)
@@ -99,34 +151,36 @@ def replay_step(ids, outcome, computed, evicted, residents, num_slots):
     assert [what == HIT for what in outcome] == [expert in residents for expert in ids]
     served_first = [rank for rank, what in enumerate(outcome) if what == FETCHED]
     for rank in served_first:
-        put(ids[rank], evicted[rank], residents, pinned | stand_ins, num_slots)
+        fetch(ids[rank], evicted[rank], residents, pinned | stand_ins, num_slots)
         pinned.add(ids[rank])
     assert stand_ins <= residents - called
     assert len(stand_ins) == outcome.count(SUBSTITUTED)
     for rank, what in enumerate(outcome):
         if what == FORCED:
-            put(ids[rank], evicted[rank], residents, pinned | stand_ins, num_slots)
+            fetch(ids[rank], evicted[rank], residents, pinned | stand_ins, num_slots)
             pinned.add(ids[rank])
-        if what in (HIT, FETCHED, FORCED):
-            assert computed[rank] == ids[rank]
         if what == DROPPED:
             assert computed[rank] == -1
+        elif what != SUBSTITUTED:
+            assert computed[rank] == ids[rank]
         if what not in (FETCHED, FORCED):
             assert evicted[rank] == -1
 
 
-def check_log(log, ids, weights, start, slots, delay):
+def check_log(log, start, slots, delay):
     """Replay a log of all layers from the residents `start`; returns the residents at the end."""
     for layer, residents in enumerate(start):
         rows = log.arrivals[log.arrivals[:, 2] == layer]
-        assert (rows[:, 1] - rows[:, 0] == delay).all()
+        is_prefetch = rows[:, 5] == ArrivalKind.PREFETCH
+        assert (rows[is_prefetch, 1] == rows[is_prefetch, 0]).all()
+        assert (rows[~is_prefetch, 1] - rows[~is_prefetch, 0] == delay).all()
         assert (np.diff(rows[:, 1]) >= 0).all()
-        for token in range(ids.shape[0]):
+        for token in range(NUM_TOKENS):
             due = rows[rows[:, 1] == token][:, [3, 4, 6]].tolist()
-            step = [array[token, layer].tolist() for array in (ids, log.outcome, log.computed_ids, log.evicted_ids)]
+            step = [array[token, layer].tolist() for array in (STREAM.ids, log.outcome, log.computed_ids, log.evicted_ids)]
             land(due, residents, set(step[0]), slots[layer])
             replay_step(*step, residents, slots[layer])
-            lost = [w for w, what in zip(weights[token, layer], step[1], strict=True) if what in (SUBSTITUTED, DROPPED)]
+            lost = [w for w, what in zip(STREAM.weights[token, layer], step[1], strict=True) if what in (SUBSTITUTED, DROPPED)]
             assert log.substituted_mass[token, layer] == np.float32(sum(map(float, lost)))
     return start
 
@@ -137,53 +191,70 @@ def test_log_tells_a_possible_story(policy, cold_start):
     cache = new_cache(policy, [3, 5, 9], cold_start)
     start = [residents_of(cache, layer) for layer in range(NUM_LAYERS)]
     log = decide(cache)
-    end = check_log(log, *STREAM[:2], start, [3, 5, 9], policy.admission_delay)
+    end = check_log(log, start, [3, 5, 9], policy.admission_delay)
     assert end == [residents_of(cache, layer) for layer in range(NUM_LAYERS)]
 
 
 @every_policy
 def test_misses_get_what_the_rule_says(policy):
     log = decide(new_cache(policy))
-    rank = np.arange(TOP_K)
-    unit = 1 / TOP_K if policy.threshold_unit == "uniform" else 1.0
-    waits = np.isin(rank, policy.wait_ranks) | (STREAM[1].astype(np.float64) >= policy.gate_threshold * unit)
-    is_miss = log.outcome != HIT
-    other = DROPPED if policy.fallback == mc.Fallback.DROP else SUBSTITUTED
-    assert (log.outcome[is_miss & waits] == FETCHED).all()
-    assert np.isin(log.outcome[is_miss & ~waits], [other, FORCED]).all()
+    is_miss, weights = log.outcome != HIT, STREAM.weights.astype(np.float64)
+    must_wait = np.broadcast_to(np.isin(np.arange(TOP_K), policy.wait_ranks), is_miss.shape)
+    allowed = [FETCHED, FORCED, SERVED_BY[policy.fallback]]
+    if policy.miss_rule == mc.MissRule.PROTECT:
+        unit = 1 / TOP_K if policy.threshold_unit == "uniform" else 1.0
+        must_wait = must_wait | (weights >= policy.gate_threshold * unit)
+        assert (log.outcome[is_miss & ~must_wait] != FETCHED).all()
+    assert (log.outcome[is_miss & must_wait] == FETCHED).all()
+    assert np.isin(log.outcome[is_miss & ~must_wait], allowed).all()
     assert is_miss.any()
+    is_lost = np.isin(log.outcome, [SUBSTITUTED, DROPPED, LOW_PRECISION, CPU])
+    assert is_lost.any() != policy.waits_for_every_miss
+    if policy.budget is not None:
+        power = 2 if policy.miss_rule == mc.MissRule.SQUARED_BUDGET else 1
+        assert ((weights**power * is_lost).sum(axis=2) <= policy.budget).all()
 
 
+@pytest.mark.parametrize("cold_start", ["first", "empty"])
 @every_policy
-def test_counters_equal_the_log(policy):
-    cache = new_cache(policy)
+def test_counters_equal_the_log(policy, cold_start):
+    cache = new_cache(policy, cold_start=cold_start)
     log = decide(cache)
-    counted = cache.counts.copy()
-    assert (counted[:, BOOKED] >= count_calls(log)[:, 9:11].sum(axis=1)).all()
-    counted[:, BOOKED] = 0
-    assert np.array_equal(counted, count_calls(log))
-    summary_only = new_cache(policy)
+    counted, expected = cache.counts.copy(), count_calls(log)
+    background = log.arrivals[log.arrivals[:, 5] == ArrivalKind.ADMISSION]
+    assert (counted[:, BOOKED] >= np.bincount(background[:, 2], minlength=NUM_LAYERS)).all()
+    counted[:, [BOOKED, PREFETCH_USEFUL, PREFETCH_WASTED]] = 0  # a log does not show them
+    assert np.array_equal(counted, expected)
+    summary_only = new_cache(policy, cold_start=cold_start)
     assert decide(summary_only, keep_log=False) is None
     assert np.array_equal(summary_only.counts, cache.counts)
     assert np.array_equal(summary_only.state.mass_sum, cache.state.mass_sum)
     assert cache.state.mass_sum.sum() == pytest.approx(log.substituted_mass.sum(dtype=np.float64), rel=1e-5)
 
 
+def without_chance(policy):
+    """Numbers drawn by chance depend on the layer's index and on the clock, by definition: the same policy without them."""
+    if policy.eviction == mc.Eviction.RANDOM:
+        policy = policy.replace(eviction="lru", seed=policy.seed if policy.fallback == mc.Fallback.RANDOM_RESIDENT else 0)
+    if policy.fallback == mc.Fallback.RANDOM_RESIDENT:
+        policy = policy.replace(fallback="substitute", seed=0)
+    return policy
+
+
 @every_policy
 def test_layers_are_independent(policy):
     together = decide(new_cache(policy, [3, 5, 9]))
     apart = new_cache(policy, [3, 5, 9])
-    logs = [decide(apart, [a[:, layer : layer + 1] for a in STREAM], first_layer=layer) for layer in (2, 0, 1)]
+    logs = [decide(apart, STREAM.cut(layers=slice(layer, layer + 1)), first_layer=layer) for layer in (2, 0, 1)]
     assert mc.trace.concatenate_layers([logs[1], logs[2], logs[0]]).is_equal(together)
 
 
 @every_policy
 def test_layers_can_be_permuted(policy):
-    if policy.fallback == mc.Fallback.RANDOM_RESIDENT:
-        policy = policy.replace(fallback="substitute", seed=0)  # its numbers depend on the layer's index, by definition
+    policy = without_chance(policy)
     order = np.array([2, 0, 1])
     plain = decide(new_cache(policy))
-    permuted = decide(new_cache(policy), [a[:, order] for a in STREAM])
+    permuted = decide(new_cache(policy, layers=order), STREAM.cut(layers=order))
     for name in ("outcome", "computed_ids", "evicted_ids", "substituted_mass"):
         assert np.array_equal(getattr(permuted, name), getattr(plain, name)[:, order]), name
     rows = plain.arrivals.copy()
@@ -196,7 +267,7 @@ def test_blocks_do_not_matter(policy):
     whole = decide(new_cache(policy))
     parts, cache = [], new_cache(policy)
     for start, stop in ((0, 1), (1, 2), (2, 63), (63, 66), (66, 66), (66, NUM_TOKENS)):
-        parts.append(decide(cache, [a[start:stop] for a in STREAM]))
+        parts.append(decide(cache, STREAM.cut(slice(start, stop))))
     assert mc.trace.concatenate_tokens(parts).is_equal(whole)
 
 
@@ -217,7 +288,7 @@ def test_full_cache_never_misses(policy):
     cache = new_cache(policy, NUM_EXPERTS)
     log = decide(cache)
     assert (log.outcome == HIT).all()
-    assert np.array_equal(log.computed_ids, STREAM[0])
+    assert np.array_equal(log.computed_ids, STREAM.ids)
     assert log.arrivals.shape == (0, 7)
     assert not log.substituted_mass.any()
 
@@ -233,22 +304,23 @@ def test_exact_tokens_wait_for_every_miss(policy):
     is_exact = np.arange(NUM_TOKENS) % 10 < 4
     log = decide(new_cache(policy), is_exact=is_exact)
     assert np.isin(log.outcome[is_exact], [HIT, FETCHED]).all()
-    assert np.array_equal(log.computed_ids[is_exact], STREAM[0][is_exact])
+    assert np.array_equal(log.computed_ids[is_exact], STREAM.ids[is_exact])
     assert log.is_equal(decide(new_cache(policy))) == policy.waits_for_every_miss
 
 
 @every_policy
-def test_all_exact_tokens_are_the_null_policy(policy):
-    """The same eviction, and nothing else left of the policy."""
+def test_all_exact_tokens_leave_only_residency(policy):
+    """The same eviction, insertion and prefetch, and nothing else left of the policy."""
     log = decide(new_cache(policy), is_exact=np.ones(NUM_TOKENS, bool))
-    null = mc.Policy(eviction=policy.eviction, half_life=policy.half_life)
+    names = ("eviction", "half_life", "insertion", "insertion_cap", "max_prefetches")
+    null = mc.Policy(**{name: getattr(policy, name) for name in names})
     assert log.is_equal(decide(new_cache(null)))
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS, ids=lambda values: values["eviction"])
 def test_null_policy_computes_what_the_router_called(eviction):
     log = decide(new_cache(mc.Policy(**eviction)))
-    assert np.array_equal(log.computed_ids, STREAM[0])
+    assert np.array_equal(log.computed_ids, STREAM.ids)
     assert np.isin(log.outcome, [HIT, FETCHED]).all()
     assert not log.substituted_mass.any()
     assert log.arrivals.shape == (0, 7)
@@ -256,17 +328,15 @@ def test_null_policy_computes_what_the_router_called(eviction):
 
 @every_policy
 def test_reset_is_a_cold_start(policy):
-    if policy.fallback == mc.Fallback.RANDOM_RESIDENT:
-        policy = policy.replace(fallback="substitute", seed=0)  # its numbers depend on the clock, which runs on
+    policy = without_chance(policy)
     cache = new_cache(policy, cold_start="random", seed=4)
     residents = [residents_of(cache, layer) for layer in range(NUM_LAYERS)]
-    decide(cache, [a[:41] for a in STREAM])
-    booked = cache.counts[:, BOOKED].sum() - cache.counts[:, 9:11].sum()
-    cancelled = cache.reset()
-    assert cancelled.shape == (booked, 7)
+    log = decide(cache, STREAM.cut(slice(41)))
+    cancelled = cache.reset(FIRST_USE + 41 if policy.needs_future else None)
+    assert len(cancelled) == cache.counts[:, BOOKED].sum() - (log.arrivals[:, 5] == ArrivalKind.ADMISSION).sum()
     assert (cancelled[:, 6] == mc.Landing.CANCELLED).all()
     assert [residents_of(cache, layer) for layer in range(NUM_LAYERS)] == residents
-    again, fresh = decide(cache), decide(new_cache(policy, cold_start="random", seed=4))
+    again, fresh = decide(cache, STREAM.later(41)), decide(new_cache(policy, cold_start="random", seed=4))
     shifted = again.arrivals.copy()
     shifted[:, :2] -= 41
     assert replace(again, arrivals=shifted).is_equal(fresh)
@@ -325,7 +395,7 @@ def test_sequential_replay_inflates_misses(num_slots):
 
 
 BAD_DECIDE = {
-    "another top-k": (lambda i, w, s: (i[..., :2], w[..., :2], s), r"topk_ids \[130, 3, 2\].*top-3"),
+    "another top-k": (lambda i, w, s: (i[..., :2], w[..., :2], s), r"topk_ids is int16 \[130, 3, 2\].*ask for \[130, 3, 3\]"),
     "another number of layers": (lambda i, w, s: (np.repeat(i, 2, 1), w, s), r"\[130, 6, 3\].*3 layers"),
     "no layer axis": (lambda i, w, s: (i[:, 0], w[:, 0], s[:, 0]), r"\[130, 3\].*must be \[tokens, layers, 3\]"),
     "an id too large": (lambda i, w, s: (i + 1, w, s), r"0\.\.11, got int16 1\.\.12"),
@@ -345,7 +415,7 @@ def test_door_refuses_what_the_kernel_would_misread(name):
     spoil, message = BAD_DECIDE[name]
     cache = new_cache(mc.GATE_015)
     with pytest.raises(ValueError, match=message):
-        cache.decide(*spoil(*STREAM))
+        cache.decide(*spoil(STREAM.ids, STREAM.weights, STREAM.scores))
     assert (cache.state.clock == -1).all()
     assert not cache.counts.any()
 
@@ -356,7 +426,14 @@ def test_door_refuses_other_misuse():
         decide(cache, first_layer=1)
     with pytest.raises(ValueError, match=r"is_exact is bool \[5\].*\[130\]"):
         decide(cache, is_exact=np.zeros(5, bool))
-    decide(cache, [a[:9, 1:2] for a in STREAM], first_layer=1)
+    decide(cache, STREAM.cut(slice(9), slice(1, 2)), first_layer=1)
+    for name, wrong in {"predicted_ids": [0, 12], "next_use": [0, 1]}.items():
+        with pytest.raises(ValueError, match=name):
+            new_cache(mc.GATE_015).decide(STREAM.ids, STREAM.weights, STREAM.scores, **{name: np.array([[wrong] * 3] * NUM_TOKENS)})
+    with pytest.raises(ValueError, match="knows the future, which only the simulator can tell"):
+        new_cache(mc.Policy(eviction="belady")).decide(STREAM.ids, STREAM.weights)
+    with pytest.raises(ValueError, match="prefetches, but nothing is predicted"):
+        new_cache(mc.Policy(max_prefetches=1)).decide(STREAM.ids, STREAM.weights)
     with pytest.raises(ValueError, match=r"layers 0\.\.2 stand at different tokens \[-1  8 -1\]"):
         decide(cache)
 
