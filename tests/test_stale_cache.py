@@ -15,7 +15,7 @@ import pytest
 import moecache
 
 PACKAGE = Path(moecache.__file__).parent
-RECENT = "if rules.eviction == LRU:\n        cache.eviction_score[expert] = np.float64(now + 1)"
+RECENT = "if eviction == LRU:\n        cache.eviction_score[expert] = np.float64(now + 1)"
 LEAST_RECENT = RECENT.replace("now + 1", "1e6 - now")
 DECIDE = """
 import sys

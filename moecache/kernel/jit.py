@@ -1,16 +1,17 @@
 """How the kernel is compiled, and how its compiled form is kept honest.
 
-`jit` is numba's `njit` with three settings. `nogil` lets other Python threads run. `cache` keeps machine code on disk. `_nrt=False`
-switches reference counting off: passing a named tuple of arrays otherwise costs an atomic increment and decrement per
-array and call, which makes the whole kernel 16 to 25 times slower. It also turns any allocation inside the kernel
-into a compile error, which enforces that the kernel touches nothing but the arrays it is given.
+`jit` is numba's `njit` with two settings. `nogil` lets other Python threads run. `_nrt=False` switches reference counting off: passing a
+named tuple of arrays otherwise costs an atomic increment and decrement per array and call, which makes the whole kernel 16 to 25
+times slower. It also turns any allocation inside the kernel into a compile error, which enforces that the kernel touches
+nothing but the arrays it is given.
 
 numba's disk cache looks only at the file that holds the cached function: an edit to `eviction.py` would leave the compiled
 `replay` of `step.py` in use, with the old policy inside. `drop_stale_cache` compares a digest of all kernel sources with the one
 stored beside the cache, and deletes the compiled files when they differ.
 
-`inline` is for the helpers on the path of every step: a call that passes the kernel's tuples passes some two hundred machine words,
-and doubles the time of a step that hits.
+`entry` is for the one function that Python calls: its machine code, helpers included, is kept on disk. `inline` is for the helpers on
+the path of every step: a call that passes the kernel's tuples passes some two hundred machine words, and doubles the time of a step
+that hits.
 
 This module knows nothing of policies.
 """
@@ -26,7 +27,9 @@ from numba import njit
 
 KERNEL_DIRECTORY = Path(__file__).parent
 
-jit = njit(nogil=True, cache=True, _nrt=False)  # pyright: ignore[reportCallIssue]  (numba's stubs lack _nrt)
+# numba's type stubs lack _nrt.
+entry = njit(nogil=True, cache=True, _nrt=False)  # pyright: ignore[reportCallIssue]
+jit = njit(nogil=True, _nrt=False)  # pyright: ignore[reportCallIssue]
 inline = njit(nogil=True, forceinline=True, _nrt=False)  # pyright: ignore[reportCallIssue]
 
 

@@ -34,14 +34,14 @@ from moecache.kernel.codes import (
 from moecache.kernel.eviction import on_call, rescale_scores
 from moecache.kernel.fallback import BUDDY, DROP, LOW_PRECISION, NOBODY, RANDOM_RESIDENT, SUBSTITUTE, prepare_stand_ins, take_stand_in
 from moecache.kernel.insertion import TINYLFU, fetch
-from moecache.kernel.jit import inline, jit
+from moecache.kernel.jit import entry, inline, jit
 from moecache.kernel.miss_rule import mark_waits
 from moecache.kernel.state import Step, layer_cache, pin, unpin
 
 TOKEN_BLOCK = 64  # tokens of one layer handled before the next layer: its arrays stay in the processor's cache
 
 
-@jit
+@entry
 def replay(state, rules, steps, log, first_layer):
     """Advance layers first_layer .. first_layer + l - 1 by T tokens.
 
