@@ -1,41 +1,9 @@
-"""Four experts, two slots: every decision of every step, worked out by hand from the order of events.
+"""Four experts, two slots: every decision of every step, worked out by hand from the order of events (how to read it: worked.py)."""
 
-A step is written as its calls in rank order with their gate weights, and what must come of it. Outcomes by letter: H hit, F fetched,
-X forced, S substituted, D dropped. Weights are multiples of 1/4, so that all sums are exact. `because` says why.
-"""
-
-from dataclasses import dataclass, field
-
-import numpy as np
 import pytest
+from worked import ALREADY_RESIDENT, LANDED, NO_ARRIVAL, NO_VICTIM, NOBODY, Step, check, one
 
 import moecache as mc
-
-LETTERS = {"H": mc.Outcome.HIT, "F": mc.Outcome.FETCHED, "X": mc.Outcome.FORCED, "S": mc.Outcome.SUBSTITUTED, "D": mc.Outcome.DROPPED}
-LANDED, ALREADY_RESIDENT, NO_VICTIM = mc.Landing.LANDED, mc.Landing.ALREADY_RESIDENT, mc.Landing.NO_VICTIM
-NOBODY, NO_ARRIVAL = -1, -2
-
-
-@dataclass
-class Step:
-    """One token: what the router says, and what follows."""
-
-    calls: dict  # expert: gate weight, in rank order
-    outcome: str  # a letter a rank
-    residents: set  # after the step
-    computed: list | None = None  # None: the called experts themselves
-    evicted: list | None = None  # None: nobody
-    mass: float = 0.0
-    arrivals: list = field(default_factory=list)  # (asked, landed, expert, victim, what became of it)
-    scores: tuple | None = None  # of experts 0..3, where it matters
-    is_exact: bool = False
-    because: str = ""
-
-
-def one(expert, outcome, residents, **rest):
-    """A step of a top-1 router."""
-    return Step({expert: 1.0}, outcome, residents, mass=1.0 if outcome in "SD" else 0.0, **rest)
-
 
 FIRST_CHOICE_STREAM = [
     Step(
@@ -210,6 +178,21 @@ FETCH_ENDS_ACCOUNT_STREAM = [  # the same policy
     Step({0: 0.75, 3: 0.25}, "HS", {0, 1}, computed=[0, 1], mass=0.25, because="nothing lands"),
 ]
 
+EXACT_SUM_STREAM = [  # first choice; a copy at an account of 1/4 + 2^-26, which 32-bit sums would round to 1/4
+    Step({0: 0.75, 2: 0.25}, "HS", {0, 1}, computed=[0, 1], mass=0.25),
+    Step({0: 1.0, 2: 2**-26}, "HS", {0, 1}, computed=[0, 1], mass=2**-26, because="the sum is the threshold exactly"),
+    Step({0: 0.75, 2: 0.25}, "HH", {0, 2}, arrivals=[(1, 2, 2, 1, LANDED)]),
+]
+
+LANDED_AND_CALLED_STREAM = [  # first choice; every other miss is booked and lands two tokens later
+    Step({0: 0.75, 2: 0.25}, "HS", {0, 1}, computed=[0, 1], mass=0.25, because="2 is booked for token 2"),
+    Step({0: 0.75, 1: 0.25}, "HH", {0, 1}),
+    Step(
+        {3: 0.75, 2: 0.25}, "FH", {2, 3}, evicted=[1, NOBODY], arrivals=[(0, 2, 2, 0, LANDED)],
+        because="2 was called longest ago, but it has landed for this very step and stays pinned",
+    ),
+]  # fmt: skip
+
 DROP_ACCOUNT_STREAM = [  # first choice, drop, a copy at 0.5
     Step({0: 0.5, 2: 0.5}, "HD", {0, 1}, computed=[0, -1], mass=0.5, because="dropped calls fill accounts too"),
     Step({0: 0.75, 2: 0.25}, "HH", {0, 2}, arrivals=[(0, 1, 2, 1, LANDED)]),
@@ -279,6 +262,8 @@ CASES = {
     "mass threshold reached exactly": (FIRST.replace(**HALF), THRESHOLD_STREAM),
     "account kept when no victim is found": (FIRST.replace(**HALF), ACCOUNT_KEPT_STREAM),
     "a fetch ends an account": (FIRST.replace(**HALF), FETCH_ENDS_ACCOUNT_STREAM),
+    "accounts are summed in 64 bits": (FIRST.replace(**{**HALF, "mass_threshold": 0.25 + 2**-26}), EXACT_SUM_STREAM),
+    "landed and called": (FIRST.replace(**ANYWAY, admission_delay=2), LANDED_AND_CALLED_STREAM),
     "dropped calls fill accounts": (FIRST.replace(**HALF, fallback="drop"), DROP_ACCOUNT_STREAM),
     "all calls count": (SUBSTITUTE.replace(**ANYWAY, admission_delay=2, eviction="plain_count"), ALL_CALLS_COUNT),
     "served calls count": (
@@ -297,30 +282,6 @@ EMPTY_CASES = {
     "forced after a fetch": (FIRST, EMPTY_FIRST_CHOICE_STREAM),
     "forced, random resident": (FIRST.replace(fallback="random_resident"), EMPTY_FIRST_CHOICE_STREAM),
 }
-
-
-def decide_one(cache, step):
-    """Decide one token; the log's only step."""
-    scores = step.scores or tuple(step.calls.get(expert, -1.0) for expert in range(4))
-    return cache.decide(
-        np.array([[list(step.calls)]]), np.array([[list(step.calls.values())]], np.float32), np.array([[scores]], np.float16),
-        is_exact=np.array([step.is_exact]),
-    )  # fmt: skip
-
-
-def check(policy, stream, cold_start):
-    top_k = len(stream[0].calls)
-    cache = mc.ExpertCache(mc.ModelShape(1, 4, top_k), policy, 2, cold_start)
-    for token, step in enumerate(stream):
-        log = decide_one(cache, step)
-        place = f"token {token}: {step.because}"
-        assert log.outcome[0, 0].tolist() == [LETTERS[letter] for letter in step.outcome], place
-        assert log.computed_ids[0, 0].tolist() == (step.computed or list(step.calls)), place
-        assert log.evicted_ids[0, 0].tolist() == (step.evicted or [NOBODY] * top_k), place
-        assert log.substituted_mass[0, 0] == step.mass, place
-        rows = [(asked, landed, 0, expert, victim, 0, reason) for asked, landed, expert, victim, reason in step.arrivals]
-        assert [tuple(row) for row in log.arrivals.tolist()] == rows, place
-        assert {int(e) for e in cache.state.expert_in_slot[0]} - {-1} == step.residents, place
 
 
 @pytest.mark.parametrize("name", CASES)
