@@ -1,4 +1,4 @@
-"""The command line: run a chapter, run the study, make the book.
+"""The command line: run a chapter, run the study, make the book, look at a trace.
 
 Each subcommand is one function and one entry in `_COMMANDS`. What is wrong is said in a line, with what to
 do, and ends the command with status 1.
@@ -72,6 +72,15 @@ def keep(asked: argparse.Namespace) -> int:
     return 0
 
 
+def trace(asked: argparse.Namespace) -> int:
+    """Say what is in a trace and what it can tell."""
+    from moecache.importers import load_trace
+
+    geometry = {name: getattr(asked, name) for name in ("num_experts", "top_k", "norm_topk_prob")}
+    print(load_trace(asked.path, memory_map=True, **geometry).report(asked.num_slots))
+    return 0
+
+
 def _make(edition: str, only: Sequence[str]) -> int:
     from moecache.chapters.render import make_book
     from moecache.chapters.study import EDITIONS, run_chapters
@@ -121,6 +130,15 @@ def _declare_book(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="NN", help="only these chapters")
 
 
+def _declare_trace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("report",), help="what to do with it")
+    parser.add_argument("path", type=Path, help="a trace of any format that is understood")
+    parser.add_argument("--num-slots", type=int, help="slots a layer to replay it with (default: a quarter of the experts)")
+    parser.add_argument("--num-experts", type=int, help="experts a layer, where the file does not say")
+    parser.add_argument("--top-k", type=int, help="experts called a token, where the file does not say")
+    parser.add_argument("--norm-topk-prob", action=argparse.BooleanOptionalAction, help="whether routing weights are rescaled, likewise")
+
+
 def _declare_nothing(parser: argparse.ArgumentParser) -> None:
     pass
 
@@ -131,6 +149,7 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], Callable[[argpar
     "study": (study, _declare_study),
     "book": (book, _declare_book),
     "keep": (keep, _declare_nothing),
+    "trace": (trace, _declare_trace),
 }
 
 if __name__ == "__main__":

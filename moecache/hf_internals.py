@@ -147,6 +147,31 @@ def _router_hook(layer: int, listener: RouterListener) -> Callable[..., Any]:
     return hook
 
 
+@contextmanager
+def overheard(layers: Sequence[MoeLayer], listener: Callable[[int, torch.Tensor], None]) -> Iterator[None]:
+    """Call the listener with (layer, hidden states) whenever a router is about to run; they are read, never written to."""
+    handles = []
+    try:
+        for index, layer in enumerate(layers):
+            handles.append(layer.router.register_forward_pre_hook(_input_hook(index, listener)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _input_hook(layer: int, listener: Callable[[int, torch.Tensor], None]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: Any) -> None:
+        listener(layer, args[0])
+
+    return hook
+
+
+def route(layer: MoeLayer, hidden: torch.Tensor) -> RouterOutput:
+    """What the layer's router says about hidden states that are not its own, past any hook on it."""
+    return router_output(layer.router, layer.router.forward(hidden))
+
+
 def router_output(module: nn.Module, output: Any) -> RouterOutput:
     """The (logits, weights, ids) that a router module returned.
 

@@ -6,7 +6,8 @@ substitution does to the text is not known here (a stand-in's output would chang
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,12 +16,16 @@ import numpy.typing as npt
 
 from moecache.cache import ExpertCache, slots_per_layer
 from moecache.calibrate import future_calls
+from moecache.kernel.codes import OUTSIDE_RECORDED, SUBSTITUTED
 from moecache.policy import Policy
 from moecache.provenance import provenance
 from moecache.run import Run
-from moecache.trace import DecisionLog, RouterTrace, concatenate_tokens
+from moecache.steps import check_recorded
+from moecache.trace import DecisionLog, RouterTrace, concatenate_tokens, token_blocks
 
 DOCUMENT_HANDLING = ("keep", "reset")
+EXPANDED_SCORES = 2**22  # of a compact trace, at a time: 8 MiB
+LARGEST_OUTSIDE_SHARE = 0.001  # of the stand-ins sought, before a warning
 
 
 def simulate(
@@ -60,6 +65,10 @@ def simulate(
     Raises
     ------
     ValueError : an option that is unknown, or a policy that the trace cannot replay.
+
+    Warns
+    -----
+    UserWarning : more than 0.1 % of the stand-ins lie outside the scores that a compact trace holds, and were fetched.
     """
     _check_options(trace, policy, documents, keep, replay, warmup_tokens, exact_prefix_tokens)
     replayed = trace if replay == "atomic" else _one_call_a_step(trace)
@@ -77,13 +86,15 @@ def simulate(
             cold = (cache.counts.copy(), float(cache.state.mass_sum.sum()))
         if documents == "reset" and block.start > 0 and replayed.document_start[block.start]:
             _log_cancelled(logs, cache.reset(inputs.first_use.get(block.start)))
-        log = cache.decide(
-            replayed.topk_ids[block], replayed.gate_weights[block], _cut(replayed.selection_scores, block),
-            is_exact=inputs.is_exact[block], predicted_ids=_cut(replayed.predicted_ids, block),
-            next_use=_cut(inputs.next_use, block), keep_log=keep == "log",
-        )
-        if log is not None:
-            logs.append(log)
+        for part in _parts(replayed, rules, block):
+            log = cache.decide(
+                replayed.topk_ids[part], replayed.gate_weights[part], replayed.scores(part) if rules.needs_scores else None,
+                is_exact=inputs.is_exact[part], predicted_ids=_cut(replayed.predicted_ids, part),
+                next_use=_cut(inputs.next_use, part), keep_log=keep == "log",
+            )
+            if log is not None:
+                logs.append(log)
+    _warn_of_few_scores(trace, cache.counts)
     mass = float(cache.state.mass_sum.sum())
     return Run(
         instrument="simulator", policy=policy, shape=trace.shape, num_slots=cache.num_slots,
@@ -109,6 +120,24 @@ def _inputs(trace: RouterTrace, policy: Policy, exact_prefix_tokens: int, segmen
         return _Inputs(is_exact, None, {})
     starts = np.array([block.start for block in segments])
     return _Inputs(is_exact, *future_calls(trace.topk_ids, trace.shape.num_experts, starts))
+
+
+def _parts(trace: RouterTrace, policy: Policy, block: slice) -> Iterator[slice]:
+    """The block at once, or in pieces where a compact trace's scores must be laid out for the kernel."""
+    if trace.recorded_ids is None or not policy.needs_scores:
+        yield block
+    else:
+        yield from token_blocks(block.start, block.stop, trace.shape.num_layers * trace.shape.num_experts, EXPANDED_SCORES)
+
+
+def _warn_of_few_scores(trace: RouterTrace, counts: np.ndarray) -> None:
+    outside, inside = int(counts[:, OUTSIDE_RECORDED].sum()), int(counts[:, SUBSTITUTED].sum())
+    if outside > LARGEST_OUTSIDE_SHARE * (outside + inside):
+        warnings.warn(
+            f"{outside} of {outside + inside} stand-ins lie outside the best {trace.num_recorded} of {trace.shape.num_experts} scores that "
+            "the trace holds, and were fetched instead; record more scores a step",
+            UserWarning, stacklevel=3,
+        )  # fmt: skip
 
 
 def _cut(array: np.ndarray | None, block: slice) -> np.ndarray | None:
@@ -164,6 +193,7 @@ def _check_options(
             raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
     if replay == "sequential" and not policy.waits_for_every_miss:
         raise ValueError(f"replay='sequential' is a diagnostic for policies that wait for every miss, not {policy.label!r}")
+    check_recorded(policy, trace.num_recorded, trace.shape.num_experts)
     if not 0 <= warmup_tokens < trace.num_tokens:
         raise ValueError(f"warmup_tokens={warmup_tokens} is outside 0..{trace.num_tokens - 1}, the trace's tokens")
     if exact_prefix_tokens < 0:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moecache.kernel import Steps, growth_table
+from moecache.kernel import MissRule, Steps, growth_table
 from moecache.policy import Policy
 from moecache.trace import ModelShape
 
@@ -95,6 +95,22 @@ def _check_needs(policy: Policy, selection_scores: Any, predicted_ids: Any, next
     if next_use is None and policy.needs_future:
         name = policy.eviction.name.lower()  # type: ignore[union-attr]
         raise ValueError(f"eviction={name!r} knows the future, which only the simulator can tell from a recorded trace; use another here")
+
+
+def check_recorded(policy: Policy, num_recorded: int, num_experts: int) -> None:
+    """Refuse a policy that reads scores which a trace of the best `num_recorded` a step does not hold (0 = no scores at all).
+
+    Raises
+    ------
+    ValueError : cache-prior, which reads the range of all scores; max-rank, whose ranks reach beyond what is recorded.
+    """
+    if num_recorded in (0, num_experts) or not policy.needs_scores:
+        return
+    held = f"the trace holds the best {num_recorded} of {num_experts} scores a step"
+    if policy.miss_rule == MissRule.CACHE_PRIOR:
+        raise ValueError(f"policy {policy.label!r} reads the range of all scores, but {held}; record all of them")
+    if policy.miss_rule == MissRule.MAX_RANK and policy.best_ranks > num_recorded:  # type: ignore[operator]
+        raise ValueError(f"policy {policy.label!r} asks for the best {policy.best_ranks} experts, but {held}; record more of them")
 
 
 def _growth(policy: Policy, clock: int, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:

@@ -169,7 +169,7 @@ def _check_traces(
     """Refuse what cannot be replayed, all of it at once; the digest of each trace (empty without a store)."""
     problems, digests = [], {}
     for name, reference in named.items():
-        trace = reference if isinstance(reference, RouterTrace) else load_trace(reference)
+        trace = reference if isinstance(reference, RouterTrace) else load_trace(reference, memory_map=True)
         problems += [f"trace {name!r}: {problem}" for problem in _problems(trace, policies, slots, options)]
         digests[name] = _trace_digest(trace) if is_stored else ""
     if problems:
@@ -185,7 +185,9 @@ def _problems(trace: RouterTrace, policies: list[Policy], slots: list[int | tupl
             yield str(error)
     for policy in policies:
         try:
-            simulate(trace.tokens(0, 1), policy, trace.shape.top_k, **_simulate_options(options, warmup_tokens=0))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of stand-ins that are not recorded: one token tells no share
+                simulate(trace.tokens(0, 1), policy, trace.shape.top_k, **_simulate_options(options, warmup_tokens=0))
         except ValueError as error:
             yield f"policy {policy.label!r}: {error}"
     if not 0 <= options.warmup_tokens < trace.num_tokens:
@@ -223,7 +225,7 @@ def _labelled(row: dict[str, Any], job: _Job) -> dict[str, Any]:
 def _loaded(path: str, changed_at: int) -> RouterTrace:
     """A worker's trace; combinations come trace by trace, so one is enough."""
     del changed_at
-    return load_trace(path)
+    return load_trace(path, memory_map=True)
 
 
 def _run_jobs(

@@ -17,13 +17,14 @@ PACKAGE = Path(__file__).resolve().parent.parent / "moecache"
 FLOORS: list[tuple[int, set[str]]] = [
     (0, {"kernel"}),
     (1, {"policy", "trace", "hardware"}),
-    (1, {"steps", "importers", "ties", "calibrate"}),
+    (1, {"steps", "trace_archives", "ties", "calibrate"}),
+    (1, {"importers"}),
     (1, {"cache"}),
     (2, {"provenance", "metrics", "cost_loop", "pareto", "quality", "sweep_store"}),
     (2, {"run", "hardware_probe"}),
     (2, {"cost"}),
     (3, {"simulate", "synthetic", "hf_internals", "store", "pack", "slots"}),
-    (3, {"sweep", "families", "score"}),
+    (3, {"sweep", "trace_report", "families", "score"}),
     (3, {"experts"}),
     (4, {"record", "emulate", "intervene", "plan", "runtime"}),
     (5, {"frame_file", "stats", "figures", "reference", "export_gguf"}),
@@ -33,7 +34,7 @@ FLOORS: list[tuple[int, set[str]]] = [
     (6, {"cli"}),
 ]
 ROW_OF = {name: row for row, (_, names) in enumerate(FLOORS) for name in names}
-WITHOUT_TORCH = {name for floor, names in FLOORS for name in names if floor <= 2} | {"simulate", "sweep", "synthetic"}
+WITHOUT_TORCH = {name for floor, names in FLOORS for name in names if floor <= 2} | {"simulate", "sweep", "synthetic", "trace_report"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 

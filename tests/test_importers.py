@@ -60,18 +60,24 @@ def test_order_of_lines_does_not_matter(csv):
 GOOD = csv_rows(0, 1, 0)
 BAD_CSV = {
     "no lines": ([], CSV_HEAD, "holds no calls"),
-    "a cut decode token": (GOOD[:3], CSV_HEAD, r"turn 0, step 0 lacks some of its 2 layers x 2 calls; is it cut\?"),
-    "nothing but a prompt": (csv_rows(0, 0, 0, layers=(0,)), CSV_HEAD, "turn 0, step 0 lacks some"),
-    "a line twice": ([*GOOD, GOOD[0]], CSV_HEAD, "the same turn, step, layer and slot stands twice"),
-    "a layer too many": ([*GOOD, "0,1,0,2,0,1,0.5,0,100\n"], CSV_HEAD, r"column layer holds 0\.\.2, outside 0\.\.1"),
-    "a slot too many": ([*GOOD, "0,1,0,1,2,1,0.5,0,100\n"], CSV_HEAD, r"column slot holds 0\.\.2, outside 0\.\.1"),
-    "an expert too many": ([*GOOD[:3], "0,1,0,1,1,5,0.75,0,100\n"], CSV_HEAD, r"column expert holds 0\.\.5, outside 0\.\.4"),
-    "a negative expert": ([*GOOD[:3], "0,1,0,1,1,-1,0.75,0,100\n"], CSV_HEAD, r"column expert holds -1\.\.1, outside"),
-    "one expert twice": ([*GOOD[:3], "0,1,0,1,1,0,0.75,0,100\n"], CSV_HEAD, "token 0, layer 1: the same expert called twice"),
-    "a wrong sum": ([*GOOD[:3], "0,1,0,1,1,1,0.5,0,100\n"], CSV_HEAD, "token 0, layer 1: gate weights that do not sum to 1"),
-    "a cut line": ([*GOOD[:3], "0,1,0,1"], CSV_HEAD, "not a readable route_trace v1 file"),
-    "words": ([*GOOD[:3], "0,1,0,1,one,0,0.75,0,100\n"], CSV_HEAD, "not a readable route_trace v1 file"),
+    "a cut decode token": (GOOD[:3], CSV_HEAD, r"token 0 of document 0, layer 1 lacks its call of rank 1; .* \(is it cut\?\)"),
+    "nothing but a prompt": (csv_rows(0, 0, 0, layers=(0,)), CSV_HEAD, "no token has its 2 layers x 2 calls"),
+    "a line twice": ([*GOOD, GOOD[0]], CSV_HEAD, "turn 0, step 0, layer 0: slot 0 stands twice"),
+    "a layer too many": ([*GOOD, "0,1,0,2,0,1,0.5,0,100\n"], CSV_HEAD, r"layer 2: column 'layer' holds 2, outside 0\.\.1 \(row 4\)"),
+    "a slot too many": ([*GOOD, "0,1,0,1,2,1,0.5,0,100\n"], CSV_HEAD, r"document 0, layer 1: column 'slot' holds 2, outside 0\.\.1"),
+    "an expert too many": ([*GOOD[:3], "0,1,0,1,1,5,0.75,0,100\n"], CSV_HEAD, r"layer 1: column 'expert' holds 5, outside 0\.\.4"),
+    "a negative expert": ([*GOOD[:3], "0,1,0,1,1,-1,0.75,0,100\n"], CSV_HEAD, r"layer 1: column 'expert' holds -1, outside"),
+    "one expert twice": ([*GOOD[:3], "0,1,0,1,1,0,0.75,0,100\n"], CSV_HEAD, "token 0 of document 0, layer 1: the same expert called twice"),
+    "a wrong sum": ([*GOOD[:3], "0,1,0,1,1,1,0.5,0,100\n"], CSV_HEAD, "token 0 of document 0, layer 1: gate weights that do not sum to 1"),
+    "a cut line": ([*GOOD[:3], "0,1,0,1"], CSV_HEAD, "layer 1: column 'slot' holds nan, which is no integer"),
+    "no weight": ([*GOOD[:3], "0,1,0,1,1,1,,0,100\n"], CSV_HEAD, "token 0 of document 0, layer 1: column 'weight' holds nan"),
+    "half an expert": ([*GOOD[:3], "0,1,0,1,1,0.5,0.75,0,100\n"], CSV_HEAD, r"column 'expert' holds 0\.5, which is no integer"),
+    "a huge step": ([*GOOD[:3], f"0,1,{10**30},1,1,1,0.75,0,100\n"], CSV_HEAD, "column 'step' holds 10+, which is no integer"),
+    "many layers": (GOOD, CSV_HEAD.replace("n_layer=2", "n_layer=32767"), "layer 2 lacks its call of rank 0; .* 32767 layers"),
+    "more layers than any": (GOOD, CSV_HEAD.replace("n_layer=2", f"n_layer={10**12}"), "impossible model shape"),
+    "words": ([*GOOD[:3], "0,1,0,1,one,0,0.75,0,100\n"], CSV_HEAD, "token 0 of document 0, layer 1: column 'slot' holds one"),
     "too many fields": ([*GOOD, "0,1,0,1,0,0,0.75,0,100,1,2\n"], CSV_HEAD, "not a readable route_trace v1 file"),
+    "a field more in all": ([row.replace("\n", ",1\n") for row in GOOD], CSV_HEAD, "more fields than its header"),
     "no facts": (GOOD, CSV_HEAD.replace("n_expert_used", "used"), "not a readable route_trace v1 file .*n_expert_used"),
     "impossible facts": (GOOD, CSV_HEAD.replace("n_expert_used=2", "n_expert_used=9"), "not a readable .*impossible model shape"),
     "other columns": (GOOD, CSV_HEAD.replace("slot,expert", "rank,expert"), r"columns \['slot'\] are missing"),
@@ -135,7 +141,7 @@ BAD_NPZ = {
     "offsets that start late": ({"ids": IDS, "weights": WEIGHTS, "offsets": [1, 3]}, "offsets must rise"),
     "offsets that fall": ({"ids": IDS, "weights": WEIGHTS, "offsets": [0, 2, 2, 3]}, "offsets must rise"),
     "real offsets": ({"ids": IDS, "weights": WEIGHTS, "offsets": [0.0, 3.0]}, "offsets must rise"),
-    "a pickle": ({"ids": IDS, "weights": WEIGHTS, "offsets": np.array([{}], object)}, "not a complete .npz file"),
+    "a pickle": ({"ids": IDS, "weights": WEIGHTS, "offsets": np.array([{}], object)}, "Python objects"),
 }  # fmt: skip
 
 
@@ -159,7 +165,7 @@ def test_npz_truncated_or_flipped(npz):
     content = path.read_bytes()
     for length in range(4, len(content), 37):
         path.write_bytes(content[:length])
-        with pytest.raises(mc.TraceError, match=r"not a complete \.npz file"):
+        with pytest.raises(mc.TraceError, match=r"not a readable \.npz file|not a readable zip archive"):
             mc.load_trace(path)
     for position in range(4, len(content), 5):
         path.write_bytes(content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :])

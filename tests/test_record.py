@@ -69,3 +69,52 @@ def test_unknown_family_and_training_mode_are_refused():
     model.config.model_type = "unheard_of"
     with pytest.raises(UnknownRouter):
         mc.record(model.eval(), documents())
+
+
+def stale_gates(model, text):
+    """[T, L, K] by hand: the router's input at each MoE layer, caught on the way in, times the next router's matrix."""
+    layers, inputs = hf_internals.moe_layers(model), []
+    handles = [layer.router.register_forward_pre_hook(lambda module, args: inputs.append(args[0].clone())) for layer in layers]
+    with torch.no_grad():
+        model(input_ids=torch.from_numpy(text)[None])
+    for handle in handles:
+        handle.remove()
+    top_k = model_shape(model).top_k
+    expected = np.full((text.size, len(layers), top_k), -1)
+    for layer in range(1, len(layers)):
+        logits = inputs[layer - 1].reshape(text.size, -1).double() @ layers[layer].router.weight.double().T
+        expected[:, layer] = torch.sort(logits, descending=True, stable=True).indices[:, :top_k].detach().numpy()
+    return expected
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_stale_gate_asks_the_next_router_about_this_layers_input(name):
+    model, texts = FAMILIES[name](), documents()
+    trace = mc.record(model, texts, predict="stale_gate")
+    assert trace.predicted_ids.dtype == np.int16
+    assert (trace.predicted_ids[:, 0] == -1).all()
+    assert np.array_equal(trace.predicted_ids[:40], stale_gates(model, texts[0]))
+    assert np.array_equal(trace.predicted_ids[41:], stale_gates(model, texts[2]))
+    foreseen = (trace.predicted_ids[:, 1:, :, None] == trace.topk_ids[:, 1:, None, :]).any(-1).mean()
+    assert foreseen > 1.3 * trace.shape.top_k / trace.shape.num_experts  # better than chance: the residual stream changes slowly
+    plain = mc.record(model, texts)
+    assert plain.predicted_ids is None
+    assert np.array_equal(plain.topk_ids, trace.topk_ids)
+    assert np.array_equal(plain.selection_scores, trace.selection_scores)
+    assert not any(layer.router._forward_pre_hooks or layer.router._forward_hooks for layer in hf_internals.moe_layers(model))
+
+
+def test_predictions_survive_a_file_and_are_fetched(tmp_path):
+    trace = mc.record(qwen3_next(), documents(), predict="stale_gate")
+    trace.save(tmp_path / "trace.safetensors")
+    loaded = mc.load_trace(tmp_path / "trace.safetensors")
+    assert np.array_equal(loaded.predicted_ids, trace.predicted_ids)
+    run = mc.simulate(loaded, mc.Policy(max_prefetches=4), 8)
+    assert run.summary()["prefetched"] > 0
+    asked = run.decisions.arrivals
+    assert (asked[:, 2] > 0).all()  # nothing is expected of the first layer
+
+
+def test_an_unknown_prediction_is_refused():
+    with pytest.raises(ValueError, match="predict='crystal_ball' is unknown; choose one of stale_gate, or None"):
+        mc.record(olmoe(), documents(), predict="crystal_ball")
