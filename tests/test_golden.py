@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 
 import moecache as mc
+from moecache.calibrate import buddy_table, predict_previous_token
 
 FOLDER = Path(__file__).parent / "golden"
 EXPECTED = FOLDER / "decisions.json"
 NUM_SLOTS = 5
-COUNTS = ("hits", "fetched", "forced", "substituted", "dropped", "evictions", "admitted", "arrivals_dropped", "first_choices_substituted")
+COUNTS = (
+    "hits", "fetched", "forced", "substituted", "dropped", "low_precision", "cpu", "evictions", "admitted", "arrivals_dropped",
+    "not_inserted", "prefetched", "first_choices_substituted",
+)  # fmt: skip
 
 # Hits on gpt-oss-20b (24 layers x 32 experts, top-4), empty at the start: computed independently of this package.
 KNOWN_HITS = {
@@ -26,6 +30,8 @@ KNOWN_HITS = {
     ("decayed_count", 16): 892_477,
     ("plain_count", 8): 625_059,
     ("plain_count", 16): 851_116,
+    ("belady", 8): 762_355,
+    ("belady", 16): 934_892,
 }
 
 
@@ -55,6 +61,15 @@ def golden_policies():
         admitting.replace(counted_calls="served", eviction="plain_count"),
         admitting.replace(stand_ins_count=True),
         mc.threshold(1.1, threshold_unit="uniform"),
+        *(mc.GATE_015.replace(eviction=name) for name in ("lfru", "slru", "static", "belady", "belady_bypass")),
+        mc.GATE_015.replace(eviction="random", seed=12345),
+        *(mc.FIRST_CHOICE.replace(fallback=name) for name in ("buddy", "low_precision", "cpu")),
+        mc.Policy(insertion="tinylfu", half_life=50),
+        mc.Policy(insertion="cap", insertion_cap=1),
+        *(mc.mass_budget(0.3, is_squared=is_squared) for is_squared in (False, True)),
+        mc.cache_prior(0.3, 1),
+        mc.max_rank(6),
+        mc.SPEED_FIRST.replace(max_prefetches=1, account_half_life=9, max_bookings=1),
     ]
     return {policy.label: policy for policy in policies}
 
@@ -63,8 +78,9 @@ def golden_run(policy):
     """Totals and a digest of every decision on the committed stream (1,000 tokens x 1 layer x 16 experts, top-3, many ties)."""
     with np.load(FOLDER / "stream.npz") as stream:
         ids, weights, scores = stream["ids"], stream["weights"], stream["scores"]
-    trace = mc.RouterTrace.from_arrays(ids, weights, selection_scores=scores)
-    run = mc.simulate(trace, policy, NUM_SLOTS, cold_start="empty", exact_prefix_tokens=2)
+    trace = predict_previous_token(mc.RouterTrace.from_arrays(ids, weights, selection_scores=scores))
+    cold_start = "first" if policy.eviction == mc.Eviction.STATIC else "empty"
+    run = mc.simulate(trace, policy, NUM_SLOTS, cold_start, exact_prefix_tokens=2, buddies=buddy_table(trace, 4))
     log, totals, digest = run.decisions, run.summary(), hashlib.sha256()
     for array in (log.outcome, log.computed_ids, log.evicted_ids, log.arrivals, log.substituted_mass):
         digest.update(np.ascontiguousarray(array).data)
