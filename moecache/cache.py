@@ -98,7 +98,7 @@ class ExpertCache:
         self._residents = _cold_residents(shape, self.num_slots, cold_start, seed)
         table = _checked_buddies(shape, policy, buddies)
         self.state: CacheState = new_state(shape.num_layers, shape.num_experts, shape.top_k, self.num_slots, table)
-        make_resident(self.state, self._residents)
+        make_resident(self.state, self._residents, bool(self.rules.is_packed))
 
     @property
     def counts(self) -> np.ndarray:
@@ -120,7 +120,7 @@ class ExpertCache:
         forget(self.state)
         if first_use is not None:
             self.state.eviction_score[...] = HORIZON - first_use
-        make_resident(self.state, self._residents)
+        make_resident(self.state, self._residents, bool(self.rules.is_packed))
         return cancelled
 
     def _copies_under_way(self) -> np.ndarray:

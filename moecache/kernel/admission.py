@@ -51,7 +51,7 @@ def land_arrivals(cache, rules, step, log):
         num_landed = _land_prefetches(cache, rules, step, log, num_landed)
     for i in range(num_landed):
         if not _is_called(step.ids, cache.landed[i]):
-            unpin(cache, np.int64(cache.landed[i]))
+            unpin(cache, rules, np.int64(cache.landed[i]))
 
 
 @jit

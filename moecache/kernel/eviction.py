@@ -35,13 +35,13 @@ import numpy as np
 from moecache.kernel.codes import EVICTIONS, PREFETCH_KIND, PREFETCH_USEFUL, PREFETCH_WASTED
 from moecache.kernel.hashing import random_number
 from moecache.kernel.jit import inline, jit
-from moecache.kernel.state import FREE, PINNED, unpin
+from moecache.kernel.state import FREE, ID_MASK, PINNED, unpin
 
 EPOCH_BITS = 512  # growth stays below 2^512, a rescale multiplies by 2^-512
 EPOCH_SCALE = 2.0**-EPOCH_BITS
 NEVER = 2**50  # clock of a next call that does not come
 HORIZON = 2.0**51  # Belady's score is HORIZON - clock of the next call: the farthest is the smallest
-PROTECTED = 2.0**50  # added to the scores of SLRU's protected segment
+PROTECTED = 2.0**50  # added to the scores of SLRU's protected segment, which are therefore not packed
 PROTECTED_TENTHS = 8
 
 
@@ -63,6 +63,7 @@ class Eviction(IntEnum):
 
 LRU, FIFO, RANDOM = int(Eviction.LRU), int(Eviction.FIFO), int(Eviction.RANDOM)
 PLAIN_COUNT, PLAIN_COUNT_FORGET = int(Eviction.PLAIN_COUNT), int(Eviction.PLAIN_COUNT_FORGET)
+PACKED = (Eviction.LRU, Eviction.FIFO, Eviction.PLAIN_COUNT, Eviction.PLAIN_COUNT_FORGET)  # whole numbers below 2^24
 DECAYED_COUNT, LFRU, SLRU = int(Eviction.DECAYED_COUNT), int(Eviction.LFRU), int(Eviction.SLRU)
 STATIC, BELADY, BELADY_BYPASS = int(Eviction.STATIC), int(Eviction.BELADY), int(Eviction.BELADY_BYPASS)
 
@@ -79,7 +80,7 @@ def on_call(cache, rules, expert, now, growth, next_use):
         cache.eviction_score[expert] += 1.0
     elif eviction == SLRU:
         if cache.slot_of_expert[expert] >= 0 and cache.inserted_at[expert] != now:
-            _promote(cache, expert, now)
+            _promote(cache, rules, expert, now)
     elif eviction in (BELADY, BELADY_BYPASS):
         cache.eviction_score[expert] = HORIZON - np.float64(next_use)
     cache.last_call[expert] = now
@@ -110,7 +111,7 @@ def on_evict(cache, rules, expert):
 
 
 @jit
-def _promote(cache, expert, now):
+def _promote(cache, rules, expert, now):
     """Move a resident to the fresh end of the protected segment; the segment's oldest goes back on probation if it overflows."""
     if cache.eviction_score[expert] < PROTECTED:
         cache.num_protected[0] += 1
@@ -126,7 +127,7 @@ def _promote(cache, expert, now):
     cache.num_protected[0] -= 1
     cache.eviction_score[oldest] = np.float64(now + 1)
     if cache.key[cache.slot_of_expert[oldest]] != PINNED:
-        unpin(cache, oldest)
+        unpin(cache, rules, oldest)
 
 
 @jit
@@ -150,13 +151,24 @@ def find_victim(cache, rules, layer, now, newcomer):
         lowest = min(lowest, cache.key[slot])
     if lowest == PINNED:
         return np.int64(-1)
-    if rules.eviction == RANDOM and lowest != FREE:
+    if lowest == FREE:
+        return _first_free(cache)
+    if rules.eviction == RANDOM:
         return _draw(cache, random_number(rules.seed, layer, now, newcomer))
-    tie = np.int64(PINNED)
+    tie = lowest
+    if rules.is_packed == 0:
+        tie = np.int64(PINNED)
+        for slot in range(cache.key.size):
+            tie = min(tie, cache.tie[slot] if cache.key[slot] == lowest else np.int64(PINNED))
+    return np.int64(cache.slot_of_expert[tie & ID_MASK])
+
+
+@jit
+def _first_free(cache):
     for slot in range(cache.key.size):
-        tie = min(tie, cache.tie[slot] if cache.key[slot] == lowest else np.int64(PINNED))
-    last = tie & 0xFFFF
-    return last if lowest == FREE else np.int64(cache.slot_of_expert[last])
+        if cache.key[slot] == FREE:
+            return np.int64(slot)
+    return np.int64(-1)
 
 
 @jit
@@ -217,7 +229,7 @@ def rescale_scores(cache, rules, num_epochs):
                 cache.eviction_score[expert] *= EPOCH_SCALE
     for slot in range(cache.expert_in_slot.size):
         if cache.expert_in_slot[slot] >= 0:
-            unpin(cache, np.int64(cache.expert_in_slot[slot]))
+            unpin(cache, rules, np.int64(cache.expert_in_slot[slot]))
 
 
 def growth_table(half_life: float, first_clock: int, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,10 +3,11 @@
 Letters: L MoE layers, E experts a layer, K top-k, C slots a layer, T tokens. Everything is a named tuple of NumPy arrays that the
 kernel fills in place; nothing here decides anything.
 
-The victim search must be one vector pass, so each *slot* holds an order-preserving int64 image of its expert's eviction score:
-a non-negative float64 keeps its order when its bits are read as an integer. `key` and `key_float` are two views of the same memory.
-A free slot holds `FREE`, below every score; a pinned one holds `PINNED`, above every score. `tie` orders equal keys by last call, then
-by expert id (the lower id is evicted first).
+The victim search must be a vector pass or two, so each *slot* holds an order-preserving int64 image of its expert's eviction score. A
+free slot holds `FREE`, below every score; a pinned one holds `PINNED`, above every score. Where scores are whole numbers (clocks,
+counts), `key` packs score, last call and expert id into 24, 24 and 15 bits, and one minimum finds the victim. Elsewhere `key` holds
+the bits of the score (a non-negative float64 keeps its order when they are read as an integer; `key_float` is the same memory), and
+`tie` orders equal keys by last call, then by expert id: a second pass. Either way the lower id is evicted first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from moecache.kernel.jit import inline
 FLOAT16_VALUES = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)  # by bit pattern; only read
 FREE = -1
 PINNED = 2**63 - 1
+ID_BITS, TIE_BITS = 15, 39
+ID_MASK = 2**ID_BITS - 1
+MOST_TOKENS = 2**24 - 2  # clocks and counts must fit their bits
 
 
 class CacheState(NamedTuple):
@@ -28,9 +32,9 @@ class CacheState(NamedTuple):
 
     slot_of_expert: np.ndarray  # [L,E] int16, -1 = not resident
     expert_in_slot: np.ndarray  # [L,C] int16, -1 = free
-    key: np.ndarray  # [L,C] int64, image of the eviction score, FREE or PINNED
+    key: np.ndarray  # [L,C] int64, image of the score (packed with last call and id, or not), FREE or PINNED
     key_float: np.ndarray  # [L,C] float64, the same memory
-    tie: np.ndarray  # [L,C] int64, (last call + 1) << 16 | expert id
+    tie: np.ndarray  # [L,C] int64, (last call + 1) << 15 | expert id, where keys are not packed
     eviction_score: np.ndarray  # [L,E] float64, never negative
     last_call: np.ndarray  # [L,E] int64, -1 = never
     inserted_at: np.ndarray  # [L,E] int64, clock at which the expert last became resident, -1 = never
@@ -103,6 +107,7 @@ class Rules(NamedTuple):
     max_in_flight: int
     max_bookings: int
     max_prefetches: int
+    is_packed: int  # scores are whole numbers, so keys hold score, last call and id
     seed: int
 
 
@@ -184,12 +189,17 @@ def pin(cache, slot):
 
 
 @inline
-def unpin(cache, expert):
-    """Give a resident's slot the key and tie that its score and last call ask for; nothing for an expert that is not resident."""
+def unpin(cache, rules, expert):
+    """Give a resident's slot the key that its score and last call ask for; nothing for an expert that is not resident."""
     slot = np.int64(cache.slot_of_expert[expert])
-    if slot >= 0:
+    if slot < 0:
+        return
+    tie = ((np.int64(cache.last_call[expert]) + 1) << ID_BITS) | np.int64(expert)
+    if rules.is_packed != 0:
+        cache.key[slot] = (np.int64(cache.eviction_score[expert]) << TIE_BITS) | tie
+    else:
         cache.key_float[slot] = cache.eviction_score[expert]
-        cache.tie[slot] = ((np.int64(cache.last_call[expert]) + 1) << 16) | np.int64(expert)
+        cache.tie[slot] = tie
 
 
 def new_state(num_layers: int, num_experts: int, top_k: int, num_slots: np.ndarray, buddies: np.ndarray) -> CacheState:
@@ -207,13 +217,12 @@ def new_state(num_layers: int, num_experts: int, top_k: int, num_slots: np.ndarr
     """
     layers, experts, slots = num_layers, num_experts, int(num_slots.max())
     key = np.full((layers, slots), FREE, np.int64)
-    tie = np.broadcast_to(np.arange(slots, dtype=np.int64), (layers, slots)).copy()
     return CacheState(
         slot_of_expert=np.full((layers, experts), -1, np.int16),
         expert_in_slot=np.full((layers, slots), -1, np.int16),
         key=key,
         key_float=key.view(np.float64),
-        tie=tie,
+        tie=np.zeros((layers, slots), np.int64),
         eviction_score=np.zeros((layers, experts)),
         last_call=np.full((layers, experts), -1, np.int64),
         inserted_at=np.full((layers, experts), -1, np.int64),
@@ -250,13 +259,14 @@ def forget(state: CacheState) -> None:
             getattr(state, name)[...] = getattr(fresh, name)
 
 
-def make_resident(state: CacheState, residents: np.ndarray) -> None:
+def make_resident(state: CacheState, residents: np.ndarray, is_packed: bool) -> None:
     """Put experts into the slots of an empty cache (the cold start); scores stay as they are.
 
     Parameters
     ----------
     state : an empty cache, filled in place.
     residents : [L,C] int, -1 = leave the slot free.
+    is_packed : how the policy's keys are made (`Rules`); scores are 0 where they are packed.
     """
     for layer, row in enumerate(residents):
         wanted = row[: state.num_slots[layer]]
@@ -266,3 +276,5 @@ def make_resident(state: CacheState, residents: np.ndarray) -> None:
         state.expert_in_slot[layer, slots] = experts
         state.key_float[layer, slots] = state.eviction_score[layer, experts]
         state.tie[layer, slots] = experts
+        if is_packed:
+            state.key[layer, slots] = experts

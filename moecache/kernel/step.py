@@ -34,7 +34,7 @@ from moecache.kernel.codes import (
 from moecache.kernel.eviction import on_call, rescale_scores
 from moecache.kernel.fallback import BUDDY, DROP, LOW_PRECISION, NOBODY, RANDOM_RESIDENT, SUBSTITUTE, prepare_stand_ins, take_stand_in
 from moecache.kernel.insertion import TINYLFU, fetch
-from moecache.kernel.jit import entry, inline, jit
+from moecache.kernel.jit import entry, inline
 from moecache.kernel.miss_rule import mark_waits
 from moecache.kernel.state import Step, layer_cache, pin, unpin
 
@@ -200,12 +200,12 @@ def _update_scores(cache, rules, step):
             if rules.insertion == TINYLFU:
                 cache.frequency[expert] += step.growth
         if is_served:
-            unpin(cache, expert)
+            unpin(cache, rules, expert)
         elif step.outcome[rank] == SUBSTITUTED:
             stand_in = np.int64(step.computed[rank])
             if rules.stand_ins_count != 0:
                 on_call(cache, rules, stand_in, step.now, step.growth, np.int64(0))
-            unpin(cache, stand_in)
+            unpin(cache, rules, stand_in)
 
 
 @inline

@@ -20,6 +20,7 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 from moecache.kernel import Admission, Eviction, Fallback, Insertion, MissRule, Rules
+from moecache.kernel.eviction import PACKED
 from moecache.policy.checks import (
     BELADY,
     CountedCalls,
@@ -205,6 +206,7 @@ class Policy:
             max_in_flight=NO_BOUND if self.max_in_flight is None else int(self.max_in_flight),
             max_bookings=NO_BOUND if self.max_bookings is None else int(self.max_bookings),
             max_prefetches=int(self.max_prefetches),
+            is_packed=int(self.eviction in PACKED),
             seed=int(self.seed),
         )
 
