@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moecache.kernel import MissRule, Steps, growth_table
+from moecache.kernel.state import MOST_TOKENS
 from moecache.policy import Policy
 from moecache.trace import ModelShape
 
@@ -59,6 +60,8 @@ def make_steps(
     if predicted_ids is not None:
         _check_predictions(predicted_ids, size, shape)
     _check_needs(policy, selection_scores, predicted_ids, next_use)
+    if clock + size[0] > MOST_TOKENS:
+        raise ValueError(f"a cache counts at most {MOST_TOKENS} tokens, and these steps lead to {clock + size[0]}; start a new one")
     growth, epoch = _growth(policy, clock, size[0])
     return Steps(
         topk_ids=_frozen(topk_ids, np.int16),
