@@ -132,6 +132,8 @@ def values(frame: pd.DataFrame, table: pd.DataFrame, num_warmup: int, lru_hit_ra
         "lru_hit_rate": lru_hit_rate,
         "slots_first": first,
         "slots_second": last,
+        "all_calls": everything["substituted_fraction"],
+        "gate010_increase": anyway["gate weight 0.10"]["increase"], "gate010_calls": anyway["gate weight 0.10"]["substituted_fraction"],
         "all_increase": everything["increase"], "all_low": everything["low"], "all_high": everything["high"],
         "rank0_increase": rank0["increase"], "rank0_calls": rank0["substituted_fraction"],
         "last_increase": anyway[last_rank]["increase"], "last_calls": anyway[last_rank]["substituted_fraction"],
