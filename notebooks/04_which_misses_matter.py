@@ -49,7 +49,7 @@ measured = results.load_or_run(
     "04_misses_that_matter", parameters,
     lambda: misses_that_matter.measure_reference(**parameters), inputs=inputs.reference_inputs(model_name),
 )
-frame = measured.frame
+frame = stats.unique_documents(measured.frame)
 capacities = sorted(frame["num_slots"].unique())
 table = misses_report.tables(frame)
 

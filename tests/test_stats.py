@@ -356,3 +356,8 @@ def test_drawing_tokens_of_one_cluster_apart_would_be_too_sure() -> None:
         unit: np.ptp(stats.perplexity_increases(pd.DataFrame(rows), unit)[["low", "high"]].to_numpy()) for unit in ("document", "cluster")
     }
     assert 1.4 < widths["cluster"] / widths["document"] < 2.1
+
+
+def test_documents_of_one_name_are_numbered_within_a_policy():
+    frame = pd.DataFrame({"policy": ["a", "a", "a", "b", "b", "b"], "document": ["x", "x", "y", "x", "x", "y"]})
+    assert stats.unique_documents(frame)["document"].tolist() == ["x", "x #2", "y"] * 2

@@ -20,6 +20,7 @@ import yaml
 from moecache import results
 from moecache.frame_file import read_frame
 from moecache.kernel import KERNEL_VERSION
+from moecache.stats import unique_documents
 
 _ROOT = Path(__file__).resolve().parents[2]
 _KEYS = {"id", "title", "text", "reported", "chapters", "experiment", "rule", "rule_text", "parameters"}
@@ -122,6 +123,6 @@ def stored_frame(experiment: str, folder: Path | None = None) -> tuple[pd.DataFr
     for path in sorted((folder / experiment).glob("*.csv")) if folder is not None else []:
         frame, header = read_frame(path)
         if header["kernel_version"] == KERNEL_VERSION:
-            frames.append(frame)
+            frames.append(unique_documents(frame) if "document" in frame.columns else frame)
             provenances.append(header["provenance"])
     return (pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()), provenances

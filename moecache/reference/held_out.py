@@ -76,7 +76,18 @@ def _documents_of(domain: str, num_tokens: int, name: str, directory: Path | str
     long_enough = [i for i, tokens in enumerate(ids) if len(tokens) >= num_tokens]
     order = spread_order([texts[i].cluster for i in long_enough], [ORDER_SEED, DOMAINS.index(domain)])
     chosen = [long_enough[i] for i in order]
-    return [Document(ids[i][:num_tokens], domain, texts[i].cluster, texts[i].name) for i in chosen]
+    names = _numbered([texts[i].name for i in chosen])
+    return [Document(ids[i][:num_tokens], domain, texts[i].cluster, name) for i, name in zip(chosen, names, strict=True)]
+
+
+def _numbered(names: list[str]) -> list[str]:
+    """Names made different: the second document cut from one text is "name #2"."""
+    seen: Counter[str] = Counter()
+    numbered = []
+    for name in names:
+        seen[name] += 1
+        numbered.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
+    return numbered
 
 
 def spread_order(clusters: Sequence[str], seed: Iterable[int]) -> list[int]:

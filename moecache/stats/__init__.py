@@ -16,7 +16,7 @@ This package knows tidy frames only: it does not know models, traces or the cach
 """
 
 from moecache.stats.increases import call_shares, perplexity_increases, policy_table, ratios_of_increases
-from moecache.stats.paired import PairedUnits, pair_documents
+from moecache.stats.paired import PairedUnits, pair_documents, unique_documents
 from moecache.stats.planned import equivalence_tests, paired_tests, smallest_detectable
 from moecache.stats.relations import (
     correlation_across_documents,
@@ -40,5 +40,6 @@ __all__ = [
     "policy_table",
     "ratios_of_increases",
     "smallest_detectable",
+    "unique_documents",
     "weighted_mean_draws",
 ]

@@ -76,6 +76,26 @@ class PairedUnits:
         return self.policies.index(policy)
 
 
+def unique_documents(frame: pd.DataFrame) -> pd.DataFrame:
+    """Number documents that share a name within a policy of a setting: the second is "name #2".
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Rows of each (policy, setting) in the order the documents were read; a setting is what `model`, `regime` and
+        `num_slots` say, where those columns exist.
+
+    Returns
+    -------
+    DataFrame
+        The same rows, with different names in `document`.
+    """
+    within = [c for c in ("model", "regime", "num_slots", "policy") if c in frame.columns]
+    number = frame.groupby([*within, "document"], sort=False).cumcount() + 1
+    names = frame["document"].astype(str)
+    return frame.assign(document=names.where(number == 1, names + " #" + number.astype(str)))
+
+
 def pair_documents(frame: pd.DataFrame, unit: str = "document", columns: Sequence[str] = (DIFFERENCE,)) -> PairedUnits:
     """Sum paired quantities by policy and unit, after checking that the pairing is complete.
 
