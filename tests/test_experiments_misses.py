@@ -8,8 +8,6 @@ import tiny_models
 
 from moecache.experiments import misses_report, misses_that_matter
 from moecache.policy import FETCH_EVERY_MISS
-from moecache.record import record
-from moecache.simulate import simulate
 
 
 def texts(num_documents=7, num_tokens=60):
@@ -71,14 +69,6 @@ def test_report_has_every_value_of_the_prose(frame):
     assert shown.shape == (len(misses_that_matter.miss_rules(10)), 7)
     assert shown["calls, %"].between(0, 100).all()
     assert misses_report.planned_pairs(frame)[0] == ("only rank 0 substituted", "only rank 9 substituted")
-
-
-def test_capacity_for_a_hit_rate_is_the_smallest():
-    model = tiny_models.qwen3_next(num_experts=32, top_k=4)
-    trace = record(model, [t.tokens for t in texts(3)])
-    slots = misses_that_matter.slots_for_hit_rate(trace, 0.6)
-    hit_rates = [simulate(trace, FETCH_EVERY_MISS, s, keep="summary").summary()["hit_rate"] for s in (slots - 1, slots)]
-    assert hit_rates[0] < 0.6 <= hit_rates[1]
 
 
 def test_a_window_without_evictions_is_refused():

@@ -22,6 +22,8 @@ import numpy as np
 import pandas as pd
 
 from moecache.emulate import emulate
+from moecache.experiments.capacity import slots_for_hit_rate
+from moecache.experiments.capacity_report import FEWEST_EVICTIONS, TooFewEvictions
 from moecache.policy import (
     FETCH_EVERY_MISS,
     FIRST_CHOICE,
@@ -36,14 +38,8 @@ from moecache.record import record
 from moecache.reference import held_out_documents, load_model
 from moecache.run import Run
 from moecache.simulate import simulate
-from moecache.trace import RouterTrace
 
 REGIMES = ("stays_out", "admitted_anyway")
-FEWEST_EVICTIONS = 100  # a layer, in the warm window of the fetching policy: fewer say nothing about eviction
-
-
-class TooFewEvictions(ValueError):
-    """The text is too short, or the cache too large, for the warm window to say anything about misses."""
 
 
 def miss_rules(top_k: int) -> list[tuple[str, Policy]]:
@@ -79,28 +75,6 @@ def in_regime(policy: Policy, regime: str) -> Policy:
     if regime not in REGIMES:
         raise ValueError(f"regime={regime!r} is unknown; choose one of {', '.join(REGIMES)}")
     return policy if regime == "stays_out" else policy.admitted_anyway().replace(label=policy.label)
-
-
-def slots_for_hit_rate(trace: RouterTrace, hit_rate: float, warmup_tokens: int = 0) -> int:
-    """The fewest slots a layer at which LRU, fetching every miss, hits at least this share of the warm window's calls.
-
-    Parameters
-    ----------
-    trace : RouterTrace.
-    hit_rate : fraction between 0 and 1.
-    warmup_tokens : where the warm window starts.
-
-    Returns
-    -------
-    int : between top-k and the number of experts (which is returned when even that is not enough).
-    """
-    low, high = trace.shape.top_k, trace.shape.num_experts
-    while low < high:
-        middle = (low + high) // 2
-        run = simulate(trace, FETCH_EVERY_MISS, middle, keep="summary", warmup_tokens=warmup_tokens)
-        is_enough = run.summary(warmup_tokens)["hit_rate"] >= hit_rate
-        low, high = (low, middle) if is_enough else (middle + 1, high)
-    return low
 
 
 def measure_reference(
