@@ -1,0 +1,319 @@
+"""Figures of simulated time: where it goes, and how it moves with the link, admission, prediction and the constants.
+
+This module does not know how a time was computed; it draws tidy frames in milliseconds a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
+from moecache.figures.style import FAINT, FAMILY_STYLES, INK, Look, look_up, need_columns, new_figure, stamp, styled
+from moecache.figures.traces import SOURCE_COLOURS, SOURCE_MARKERS
+
+PARTS = {"compute_ms": ("computing", "#bbbbbb"), "waiting_ms": ("waiting for fetches", "#0072B2"), "stall_ms": ("stalls", "#D55E00")}
+MACHINE_WORDS = {
+    "pcie3": "PCIe 3.0 x16, GPU",
+    "pcie4": "PCIe 4.0 x16, GPU",
+    "pcie5": "PCIe 5.0 x16, GPU",
+    "nvme": "NVMe disk, CPU",
+    "sata": "SATA disk, CPU",
+}
+STYLES = {**FAMILY_STYLES, "routing bias": Look("#999933", "*")}
+CONSTANT_WORDS = {
+    "link_bytes_per_second": "link rate", "fetch_latency_seconds": "latency of a fetch", "layer_seconds": "fixed time of a layer",
+    "device_bytes_per_second": "device's reading rate", "overlap": "overlap",
+}  # fmt: skip
+
+
+@styled
+def time_parts(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick: bool = False) -> Figure:
+    """Draw where the time of a token goes, one bar per policy, one panel per machine.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        ``policy``, ``hardware``, ``ms_per_token`` and its parts ``compute_ms``, ``waiting_ms``, ``stall_ms``; policies from the top in
+        the order of their first rows.
+    kind, is_quick
+        What kind of numbers these are, and whether of a quick run.
+
+    Returns
+    -------
+    Figure
+    """
+    need_columns(frame, ("policy", "hardware", "ms_per_token", *PARTS))
+    policies, machines = list(dict.fromkeys(frame["policy"])), list(dict.fromkeys(frame["hardware"]))
+    figure = new_figure(1.3 + 0.3 * len(policies))
+    panels = figure.subplots(1, len(machines), sharey=True, squeeze=False)[0]
+    for axes, machine in zip(panels, machines, strict=True):
+        rows = pd.DataFrame(frame[frame["hardware"] == machine]).set_index("policy").loc[policies]
+        left = np.zeros(len(policies))
+        for part, (_, colour) in PARTS.items():
+            axes.barh(range(len(policies)), rows[part], left=left, color=colour, height=0.65)
+            left += rows[part].to_numpy()
+        for place, total in enumerate(rows["ms_per_token"]):
+            axes.annotate(_short(total), (total, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5)
+        axes.set(xlabel="ms a token", xlim=(0.0, 1.2 * left.max()))
+        axes.set_title(MACHINE_WORDS.get(machine, machine), loc="left", pad=8, fontsize=9)
+        axes.grid(True, axis="x")
+    panels[0].set_yticks(range(len(policies)), policies)
+    panels[0].invert_yaxis()
+    patches = [Line2D([], [], color=colour, marker="s", markersize=8, linestyle="", label=words) for words, colour in PARTS.values()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=3, handletextpad=0.3)
+    _stamp_figure(figure, kind, is_quick)
+    return figure
+
+
+@styled
+def speed_up_by_link_rate(
+    frame: pd.DataFrame, level: float, marks: dict[str, float] | None = None, *, kind: str = "SIMULATED", is_quick: bool = False
+) -> Figure:
+    """Draw how many times faster than fetching every miss each policy is, against the rate of the link.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        ``policy``, ``gigabytes_per_second``, ``speed_up``, ``panel`` (its words stand above the panel).
+    level : float
+        A speed-up to draw a line at.
+    marks : dict, optional
+        Names of link rates to mark along the axis.
+
+    Returns
+    -------
+    Figure
+    """
+    need_columns(frame, ("policy", "gigabytes_per_second", "speed_up", "panel"))
+    words = list(dict.fromkeys(frame["panel"]))
+    figure = new_figure(4.1)
+    panels = figure.subplots(1, len(words), sharey=True, squeeze=False)[0]
+    for axes, panel in zip(panels, words, strict=True):
+        _lines(axes, pd.DataFrame(frame[frame["panel"] == panel]), "policy", "gigabytes_per_second", "speed_up")
+        axes.axhline(level, color=FAINT, linewidth=1.0, linestyle=(0, (4, 2)))
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        rates = sorted(set(frame["gigabytes_per_second"]))
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axes.xaxis.set_minor_locator(NullLocator())
+        _mark_rates(axes, marks or {})
+        axes.set_xlabel("Link, GB/s")
+        axes.set_title(panel, loc="left", pad=8, fontsize=9)
+        axes.grid(True, axis="y")
+    panels[0].set_ylabel("Speed-up over fetching every miss")
+    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+    panels[0].yaxis.set_minor_formatter(NullFormatter())
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    _stamp_figure(figure, kind, is_quick)
+    return figure
+
+
+@styled
+def time_by_threshold(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick: bool = False) -> Figure:
+    """Draw time (left) and substituted gate mass (right) against the mass threshold of background admission.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        ``hardware``, ``mass_threshold``, ``substituted_mass``, ``ratio`` (time over that of the same rule without admission).
+
+    Returns
+    -------
+    Figure
+    """
+    need_columns(frame, ("hardware", "mass_threshold", "ratio", "substituted_mass"))
+    figure = new_figure(3.5)
+    times, masses = figure.subplots(1, 2, width_ratios=(1.5, 1.0))
+    _lines(times, frame.assign(hardware=frame["hardware"].map(_machine)), "hardware", "mass_threshold", "ratio")
+    times.axhline(1.0, color=FAINT, linewidth=1.0)
+    times.set_yscale("log", base=2)
+    times.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+    times.yaxis.set_minor_formatter(NullFormatter())
+    times.set_ylabel("Time / time without admission")
+    times.legend(loc="upper right")
+    one = pd.DataFrame(frame.drop_duplicates("mass_threshold")).sort_values("mass_threshold")
+    masses.plot(one["mass_threshold"], one["substituted_mass"], color=INK, marker="o")
+    masses.set(ylabel="Substituted gate mass", ylim=(0.0, None))
+    for axes in (times, masses):
+        places = sorted(set(frame["mass_threshold"]))
+        axes.set_xscale("symlog", base=2, linthresh=min(place for place in places if place > 0))
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("Mass threshold (0 = every miss)")
+        axes.grid(True, axis="y")
+    stamp(masses, kind, is_quick)
+    return figure
+
+
+@styled
+def time_by_accuracy(frame: pd.DataFrame, points: pd.DataFrame | None = None, *, kind: str = "SIMULATED", is_quick: bool = False) -> Figure:
+    """Draw the time with prefetching over the time without, against the accuracy of the predictor.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        ``panel``, ``hardware``, ``accuracy``, ``ratio`` (time with / without).
+    points : DataFrame, optional
+        The same columns, and ``predictor``: predictors that exist, drawn as open points.
+
+    Returns
+    -------
+    Figure
+    """
+    need_columns(frame, ("panel", "hardware", "accuracy", "ratio"))
+    words = list(dict.fromkeys(frame["panel"]))
+    figure = new_figure(4.1)
+    panels = figure.subplots(1, len(words), sharey=True, squeeze=False)[0]
+    for axes, panel in zip(panels, words, strict=True):
+        rows = pd.DataFrame(frame[frame["panel"] == panel])
+        _lines(axes, rows.assign(hardware=rows["hardware"].map(_machine)), "hardware", "accuracy", "ratio")
+        if points is not None:
+            _open_points(axes, pd.DataFrame(points[points["panel"] == panel]), list(dict.fromkeys(frame["hardware"])))
+        axes.axhline(1.0, color=FAINT, linewidth=1.0)
+        axes.set_yscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+        axes.set_xlabel("Predictions that come true")
+        axes.set_title(panel, loc="left", pad=8, fontsize=9)
+        axes.grid(True, axis="both")
+    panels[0].set_ylabel("Time / time without prefetching")
+    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+    panels[0].yaxis.set_minor_formatter(NullFormatter())
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    _stamp_figure(figure, kind, is_quick)
+    return figure
+
+
+@styled
+def elasticity_bars(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick: bool = False) -> Figure:
+    """Draw by how many percent the time changes for one percent of each constant, policies side by side, one panel per machine.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        ``policy`` (at most four), ``hardware``, ``constant``, ``elasticity``.
+
+    Returns
+    -------
+    Figure
+    """
+    need_columns(frame, ("policy", "hardware", "constant", "elasticity"))
+    policies, machines = list(dict.fromkeys(frame["policy"])), list(dict.fromkeys(frame["hardware"]))
+    constants = list(dict.fromkeys(frame["constant"]))
+    figure = new_figure(3.6)
+    panels = figure.subplots(1, len(machines), sharey=True, squeeze=False)[0]
+    height = 0.8 / len(policies)
+    for axes, machine in zip(panels, machines, strict=True):
+        for number, (policy, colour) in enumerate(zip(policies, SOURCE_COLOURS, strict=False)):
+            rows = frame[(frame["hardware"] == machine) & (frame["policy"] == policy)].set_index("constant")
+            heights = rows["elasticity"].reindex(constants).fillna(0.0)
+            places = np.arange(len(constants)) + height * (number - (len(policies) - 1) / 2)
+            axes.barh(places, heights, height=0.9 * height, color=colour, label=policy)
+        axes.axvline(0.0, color=FAINT, linewidth=1.0)
+        axes.set_title(_machine(machine), loc="left", pad=8, fontsize=9)
+        axes.grid(True, axis="x")
+    figure.supxlabel("Change of time in % when the constant grows by 1 %", fontsize=10)
+    panels[0].set_yticks(range(len(constants)), [CONSTANT_WORDS.get(name, name) for name in constants])
+    panels[0].invert_yaxis()
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(policies))
+    _stamp_figure(figure, kind, is_quick)
+    return figure
+
+
+@styled
+def time_by_mass(frame: pd.DataFrame, *, names: Sequence[str] = (), kind: str = "SIMULATED", is_quick: bool = False) -> Figure:
+    """Draw one point per policy, time against substituted gate mass, and the line of those that no other beats in both.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        ``policy``, ``family``, ``hardware`` (a panel each), ``ms_per_token``, ``substituted_mass``, ``is_front``, ``is_admitting`` (drawn
+        open).
+    names : sequence of str
+        Policies whose names are written beside their points.
+
+    Returns
+    -------
+    Figure
+    """
+    need_columns(frame, ("policy", "family", "hardware", "ms_per_token", "substituted_mass", "is_front", "is_admitting"))
+    looks = look_up(STYLES, frame["family"], "family")
+    machines = list(dict.fromkeys(frame["hardware"]))
+    figure = new_figure(4.5)
+    panels = figure.subplots(1, len(machines), squeeze=False)[0]
+    for axes, machine in zip(panels, machines, strict=True):
+        rows = pd.DataFrame(frame[frame["hardware"] == machine])
+        front = pd.DataFrame(rows[rows["is_front"]]).sort_values("substituted_mass")
+        axes.step(front["substituted_mass"], front["ms_per_token"], where="post", color=FAINT, linewidth=1.0)
+        for row in rows.to_dict("records"):
+            look = looks[row["family"]]
+            face = "white" if row["is_admitting"] else look.colour
+            axes.plot(row["substituted_mass"], row["ms_per_token"], look.marker, color=look.colour, markerfacecolor=face, markersize=6.5)
+            if row["policy"] in names:
+                place = (row["substituted_mass"], row["ms_per_token"])
+                name = axes.annotate(row["policy"], place, xytext=(8, 4), textcoords="offset points", fontsize=8.5)
+                name.set_in_layout(False)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(FuncFormatter(_some_ticks))
+        axes.set_xlabel("Substituted gate mass (mean a step)")
+        axes.set_title(_machine(machine), loc="left", pad=8, fontsize=9)
+        axes.grid(True, axis="both", which="both")
+    panels[0].set_ylabel("ms a token")
+    handles = [Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=family) for family, look in looks.items()]
+    open_one = Line2D([], [], color=FAINT, marker="o", markerfacecolor="white", linestyle="", label="open: decayed count, admission")
+    figure.legend(handles=[*handles, open_one], loc="outside lower center", ncols=3, handletextpad=0.3)
+    _stamp_figure(figure, kind, is_quick)
+    return figure
+
+
+def _lines(axes: Axes, frame: pd.DataFrame, group: str, x: str, y: str) -> None:
+    """One line per value of `group`, in order of appearance."""
+    for number, name in enumerate(dict.fromkeys(frame[group])):
+        rows = pd.DataFrame(frame[frame[group] == name]).sort_values(x)
+        axes.plot(rows[x], rows[y], color=SOURCE_COLOURS[number], marker=SOURCE_MARKERS[number], markersize=5, label=name)
+
+
+def _open_points(axes: Axes, points: pd.DataFrame, machines: list[str]) -> None:
+    for row in points.to_dict("records"):
+        number = machines.index(row["hardware"])
+        axes.plot(
+            row["accuracy"], row["ratio"], SOURCE_MARKERS[number], color=SOURCE_COLOURS[number], markerfacecolor="white", markersize=9
+        )
+
+
+def _mark_rates(axes: Axes, marks: dict[str, float]) -> None:
+    for name, rate in marks.items():
+        axes.axvline(rate, color="#dddddd", linewidth=1.0, zorder=0)
+        axes.annotate(name, (rate, 1.0), xycoords=("data", "axes fraction"), xytext=(2, -3), textcoords="offset points", rotation=90,
+                      va="top", ha="left", fontsize=7.5, color=FAINT)  # fmt: skip
+
+
+def _stamp_figure(figure: Figure, kind: str, is_quick: bool) -> None:
+    """The stamp on a line of its own above the panels, whose titles need their width."""
+    stamp(figure.axes[-1], kind, is_quick)
+    text = figure.axes[-1].get_title(loc="right")
+    figure.axes[-1].set_title("", loc="right", pad=8)
+    figure.suptitle(text, x=1.0, ha="right", fontsize=8, color=FAINT)
+
+
+def _machine(name: str) -> str:
+    return MACHINE_WORDS.get(name, name)
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}"
+
+
+def _some_ticks(value: float, _: object) -> str:
+    """Minor labels of a logarithmic axis: 2 and 5 of each decade."""
+    digit = value / 10 ** np.floor(np.log10(value) + 1e-9)
+    return f"{value:g}" if round(digit) in (2, 5) else ""
