@@ -25,6 +25,13 @@ LFRU_STREAM = [
     one(3, "F", {2, 3}, evicted=[0], because="0: 3 calls / 7, 2: 4 calls / 2"),
 ]
 
+LFRU_AGE_STREAM = [  # substitute; the last token waits
+    *[one(1, "H", {0, 1})] * 3,
+    *[one(2, "S", {0, 1}, computed=[0], scores=(2, 1, 9, 0))] * 4,
+    one(0, "H", {0, 1}),
+    one(3, "F", {0, 3}, evicted=[1], is_exact=True, because="0: 1 call / 2 exceeds 1: 3 calls / 7"),
+]
+
 STATIC_STREAM = [
     one(2, "F", {0, 1}, evicted=[NOT_INSERTED], because="what a fetch brings is computed and forgotten"),
     one(0, "H", {0, 1}),
@@ -105,6 +112,7 @@ PREFETCH_STREAM = [  # one expert a step
 CASES = {
     "slru": (mc.Policy(eviction="slru"), SLRU_STREAM),
     "lfru": (mc.Policy(eviction="lfru"), LFRU_STREAM),
+    "lfru by age": (SUBSTITUTE.replace(eviction="lfru"), LFRU_AGE_STREAM),
     "static": (mc.Policy(eviction="static"), STATIC_STREAM),
     "belady": (mc.Policy(eviction="belady"), BELADY_STREAM),
     "belady with bypass": (mc.Policy(eviction="belady_bypass"), BYPASS_STREAM),

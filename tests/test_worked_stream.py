@@ -156,6 +156,13 @@ ONE_IN_FLIGHT_STREAM = [
     Step({0: 0.75, 3: 0.25}, "HH", {0, 3}, arrivals=[(1, 2, 3, 2, LANDED)]),
 ]
 
+ONE_BOOKING_STREAM = [  # every miss is booked, one a step, and lands two tokens later
+    Step({2: 0.75, 3: 0.25}, "SS", {0, 1}, computed=[1, 0], mass=1.0, scores=(1, 2, 9, 8), because="2 is booked, 3 has to wait"),
+    Step({3: 0.75, 0: 0.25}, "SH", {0, 1}, computed=[1, 0], mass=0.75, because="3 is booked while 2 is under way"),
+    Step({0: 0.75, 1: 0.25}, "HH", {0, 1}, arrivals=[(0, 2, 2, NO_ARRIVAL, NO_VICTIM)]),
+    Step({0: 0.75, 3: 0.25}, "HH", {0, 3}, arrivals=[(1, 3, 3, 1, LANDED)]),
+]
+
 THRESHOLD_STREAM = [  # first choice; a copy at an account of 0.5
     Step({0: 0.75, 2: 0.25}, "HS", {0, 1}, computed=[0, 1], mass=0.25),
     Step({0: 0.75, 2: 0.25}, "HS", {0, 1}, computed=[0, 1], mass=0.25, because="exactly 0.5 is enough"),
@@ -259,6 +266,7 @@ CASES = {
     "admitted anyway": (SUBSTITUTE.admitted_anyway(), ANYWAY_STREAM),
     "fetched while a copy is under way": (FIRST.replace(**ANYWAY, admission_delay=2), UNDER_WAY_STREAM),
     "one copy in flight": (SUBSTITUTE.replace(**ANYWAY, max_in_flight=1), ONE_IN_FLIGHT_STREAM),
+    "one booking a step": (SUBSTITUTE.replace(**ANYWAY, max_bookings=1, admission_delay=2), ONE_BOOKING_STREAM),
     "mass threshold reached exactly": (FIRST.replace(**HALF), THRESHOLD_STREAM),
     "account kept when no victim is found": (FIRST.replace(**HALF), ACCOUNT_KEPT_STREAM),
     "a fetch ends an account": (FIRST.replace(**HALF), FETCH_ENDS_ACCOUNT_STREAM),
