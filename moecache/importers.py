@@ -96,7 +96,7 @@ def _whole_tokens(frame: pd.DataFrame, shape: ModelShape) -> tuple[Cells, int]:
     frame = frame.iloc[np.argsort(integer_column(frame, CSV_COLUMNS, "turn"), kind="stable")]
     phase, key = integer_column(frame, CSV_COLUMNS, "phase"), ["turn", "step"]
     if (is_twice := frame.duplicated([*key, "layer", "slot"])).any():
-        first = frame.loc[is_twice.idxmax()]
+        first = frame[is_twice].iloc[0]
         raise TraceError(f"turn {first['turn']:g}, step {first['step']:g}, layer {first['layer']:g}: slot {first['slot']:g} stands twice")
     num_calls = frame.groupby(key)["slot"].transform("size").to_numpy()
     is_left_out = (phase == 0) & (num_calls < shape.num_layers * shape.top_k)

@@ -228,9 +228,9 @@ def _repeated_documents(trace: RouterTrace) -> list[str]:
     first: dict[bytes, int] = {}
     repeats: dict[int, int] = {}
     for number, part in enumerate(trace.document_slices()):
-        seen = [hashlib.sha256(np.ascontiguousarray(trace.topk_ids[part])).digest()]
+        seen = [hashlib.sha256(trace.topk_ids[part].tobytes()).digest()]
         if (trace.token_ids[part] >= 0).all():
-            seen.append(hashlib.sha256(np.ascontiguousarray(trace.token_ids[part])).digest() + b"ids")
+            seen.append(hashlib.sha256(trace.token_ids[part].tobytes()).digest() + b"ids")
         earlier = [first[digest] for digest in seen if digest in first]
         if earlier:
             repeats[number] = min(earlier)

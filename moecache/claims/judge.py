@@ -69,7 +69,7 @@ def judge_settings(claim: Claim, drawing: Drawing, frame: pd.DataFrame) -> dict[
         return {}
     rule, verdicts = RULES[claim.rule], {}
     for setting, rows in frame.groupby(list(SETTING), sort=False):
-        model, regime, num_slots = setting  # type: ignore[misc]
+        model, regime, num_slots = map(str, setting)  # type: ignore[call-overload]
         num_units = len(set(rows[drawing.unit]))
         if num_units < drawing.fewest_units:
             few = f"only {num_units} {drawing.unit}s were read, {drawing.fewest_units} are needed"

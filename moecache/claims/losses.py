@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -115,8 +116,12 @@ def gather_losses(frame: pd.DataFrame, drawing: Drawing) -> Losses:
     return Losses(
         paired=paired,
         draws=weighted_mean_draws(paired.sums[DIFFERENCE], paired.num_tokens, counts),
-        substituted=(totals["substituted"] + totals["dropped"]).to_dict(),
-        first_choices=totals["first_choices_substituted"].to_dict(),
-        families=frame.drop_duplicates("policy").set_index("policy")["family"].to_dict(),
+        substituted=_by_policy(totals["substituted"] + totals["dropped"]),
+        first_choices=_by_policy(totals["first_choices_substituted"]),
+        families=_by_policy(frame.drop_duplicates("policy").set_index("policy")["family"]),
         confidence=drawing.confidence,
     )
+
+
+def _by_policy(column: pd.Series) -> dict[str, Any]:
+    return {str(policy): value for policy, value in column.items()}

@@ -50,7 +50,8 @@ def one_setting(frame: pd.DataFrame, num_slots: int, regime: str) -> pd.DataFram
 def tables(frame: pd.DataFrame) -> pd.DataFrame:
     """One row a (capacity, regime, rule): `stats.policy_table` with fetches and copies a step."""
     parts = []
-    for (num_slots, regime), _ in frame.groupby(["num_slots", "regime"], sort=True):
+    settings = frame[["num_slots", "regime"]].drop_duplicates().sort_values(["num_slots", "regime"])
+    for num_slots, regime in zip(settings["num_slots"].tolist(), settings["regime"].tolist(), strict=True):
         rows = one_setting(frame, num_slots, regime)
         part = stats.policy_table(rows)
         parts.append(part.assign(num_slots=num_slots, regime=regime, **_per_step(rows, part["policy"])))

@@ -98,7 +98,7 @@ def checksum(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> str:
         digest.update(f"\0{name} {tensors[name].dtype} {tensors[name].shape}\0".encode(errors="surrogatepass"))
         values = tensors[name].reshape(-1).view(np.uint8)
         for start in range(0, values.size, CHECKED_BYTES):
-            digest.update(values[start : start + CHECKED_BYTES])
+            digest.update(memoryview(values[start : start + CHECKED_BYTES]))  # type: ignore[arg-type]
     return digest.hexdigest()
 
 

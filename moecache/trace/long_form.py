@@ -44,7 +44,8 @@ class Cells(NamedTuple):
 
     def rows(self, is_kept: np.ndarray) -> Cells:
         """Only some of the rows."""
-        return Cells(*(a[is_kept] if isinstance(a, np.ndarray) else a for a in self))
+        kept = {name: array[is_kept] for name, array in self._asdict().items() if isinstance(array, np.ndarray)}
+        return self._replace(**kept)
 
     def place(self, row: int, rank: int | None = None) -> str:
         """The token and layer of a row, in the table's own words."""
