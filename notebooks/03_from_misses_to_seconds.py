@@ -38,7 +38,7 @@ gigabytes_per_second = [0.5, 1, 2, 4, 8, 16, 32, 64]  # link rates tried on one 
 speed_up_level = 2.5  # speed-up whose place on the link axis is looked for
 mass_thresholds = [0.0, 0.125, 0.25, 0.5, 1.0, 2.0]  # gate mass at which a background copy is asked for
 delays_tokens = [1, 2, 4, 8, 16]  # tokens from asking to landing
-accuracies = [0.3, 0.5, 0.7, 0.9, 1.0]  # shares of predictions that come true, in the what-if
+accuracies = [0.4, 0.6, 0.8, 1.0]  # shares of predictions that come true, in the what-if
 prefetch_limits = [2, 10]  # prefetches a step at most
 factors = [0.5, 2.0]  # by which each constant is changed
 
@@ -49,6 +49,7 @@ from moecache.experiments import capacity, seconds, seconds_copies
 from moecache.experiments import seconds_report as report
 from moecache.experiments import seconds_words as words
 from moecache.figures import seconds as drawn
+from moecache.figures import seconds_copies as drawn_copies
 
 # %% [markdown]
 # ## The model of time
@@ -162,7 +163,8 @@ chapters.show_table(words.machine_table(times, "recorded", small), digits=3)
 # %% [markdown]
 # ## The rate of the link is what matters
 #
-# One GPU, one CPU, and links from a slow disk to PCIe 5.0. The dashed line is a speed-up of {{level}}.
+# One GPU, one CPU, and links from a slow disk to PCIe 5.0. The dashed line is a speed-up of {{level}},
+# the grey ones are the links of the machines above.
 
 # %% tags=["hide-input"]
 on = {"policies": [policy for _, policy in main], "gigabytes_per_second": gigabytes_per_second, "expert_mebibytes": expert_mebibytes}
@@ -179,6 +181,7 @@ curves = {
 }
 rated = {name: report.with_speed_up(curve, ["trace", "gigabytes_per_second", "expert_mebibytes"]) for name, curve in curves.items()}
 panels = words.link_panels(rated, [("GPU", large), ("GPU", small), ("CPU", large)])
+marks = {name: mc.Hardware.profile(name).link_bytes_per_second / 1e9 for name in hardware}
 slow_ones = {"rule": "0.15 rule", "quality": "quality-first"}
 crossed = {"policy": "quality-first", "level": speed_up_level}
 chapters.values(
@@ -192,7 +195,7 @@ chapters.values(
 slow = {"trace": "recorded", "expert_mebibytes": large, "gigabytes_per_second": min(gigabytes_per_second)}
 chapters.values(**{f"slow_{name}": report.value_at(rated["GPU"], "speed_up", policy=policy, **slow) for name, policy in slow_ones.items()})
 chapters.show(
-    drawn.speed_up_by_link_rate(panels[panels["policy"] != "fetch every miss"], speed_up_level),
+    drawn.speed_up_by_link_rate(panels[panels["policy"] != "fetch every miss"], speed_up_level, marks),
     alt="Speed-up over fetching every miss falls with the rate of the link for all rules and nears 1 at the right; with a CPU or small "
     "experts it is lower than with a GPU and large ones.",
 )
@@ -263,14 +266,16 @@ chapters.show_table(words.admission_table(corners, "recorded", hardware), digits
 # %% tags=["hide-input"]
 when = {**asked, "mass_thresholds": mass_thresholds, "delays_tokens": delays_tokens}
 admission = stored(
-    "admission", lambda traces: seconds_copies.by_admission(traces, hardware, large, mass_thresholds, delays_tokens, setting), **when
+    "admission",
+    lambda traces: seconds_copies.by_admission({"recorded": traces["recorded"]}, hardware, large, mass_thresholds, delays_tokens, setting),
+    **when,
 )
 ratios = words.admission_ratios(admission, corners, "recorded")
 by_threshold = ratios[ratios["delay_tokens"] == 1]
 anyway = report.where(by_threshold, mass_threshold=min(mass_thresholds)).set_index("hardware")["ratio"]
 chapters.values(**{f"anyway_{name}": ratio for name, ratio in anyway.items()})
 chapters.show(
-    drawn.time_by_threshold(by_threshold[by_threshold["hardware"].isin(shown_hardware)]),
+    drawn_copies.time_by_threshold(by_threshold[by_threshold["hardware"].isin(shown_hardware)]),
     alt="Left: time over the time without admission falls towards 1 as the mass threshold rises, from many times on slow links. Right: the "
     "substituted gate mass rises with the threshold.",
 )
@@ -304,13 +309,15 @@ chapters.show_table(words.delay_table(ratios, 0.5, hardware), digits=3)
 guessed = {**asked, "accuracies": accuracies, "prefetch_limits": prefetch_limits}
 bases = [mc.FETCH_EVERY_MISS, mc.QUALITY_FIRST]
 prefetch = stored(
-    "prefetch", lambda traces: seconds_copies.by_predictor(traces, bases, hardware, large, accuracies, prefetch_limits, setting), **guessed
+    "prefetch",
+    lambda traces: seconds_copies.by_predictor(traces, bases, hardware, large, accuracies, sorted(prefetch_limits), setting),
+    **guessed,
 )
 few, many = min(prefetch_limits), max(prefetch_limits)
 wanted = [("fetch every miss", many), ("fetch every miss", few), ("quality-first", few)]
 lines, points = words.prefetch_panels(prefetch, "recorded", wanted, hardware)
 chapters.show(
-    drawn.time_by_accuracy(lines, points),
+    drawn_copies.time_by_accuracy(lines, points),
     alt="Time with prefetching over time without, against the accuracy of predictions, one line per machine: above 1 at low accuracy, and "
     "below 1 only with accurate predictions, on fast links, for a policy that waits for every miss.",
 )
@@ -386,7 +393,7 @@ steps = stored(
 fronts = report.with_front(steps)
 fronts = fronts.assign(is_admitting=fronts["policy"].isin([policy.label for _, policy in rungs if policy.mass_threshold]))
 chapters.values(**words.front_values(fronts, shown_hardware), num_rungs=len(rungs))
-named = ["fetch every miss", "first 1", "gate weight 0.15, admitting", "mass budget 0.1, admitting"]
+named = ["fetch every miss", "first 1", "mass budget 0.1, admitting"]
 chapters.show(
     drawn.time_by_mass(fronts[fronts["hardware"].isin([first, last])], names=named),
     alt="Milliseconds a token against substituted gate mass for many rules on a fast and a slow link; mass budgets with decayed counts and "

@@ -12,6 +12,7 @@ from moecache.experiments import seconds, seconds_copies
 from moecache.experiments import seconds_report as report
 from moecache.experiments import seconds_words as words
 from moecache.figures import seconds as drawn
+from moecache.figures import seconds_copies as drawn_copies
 from moecache.hardware import Hardware
 from moecache.synthetic import synthetic_trace
 
@@ -181,7 +182,7 @@ def test_a_higher_threshold_copies_less_and_substitutes_more(traces, corners):
     said = words.delay_values(ratios, 0.5, "sata")
     assert (said["delay_first"], said["delay_last"]) == (1, 4)
     assert words.delay_table(ratios, 0.5, MACHINES)["delay, tokens"].to_list() == [1, 4]
-    assert len(drawn.time_by_threshold(rows).axes) == 2
+    assert len(drawn_copies.time_by_threshold(rows).axes) == 2
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.6, 1.0])
@@ -222,7 +223,8 @@ def test_a_perfect_prediction_leaves_no_miss_and_its_waste_is_counted(prefetch):
 
 def test_where_prefetching_starts_to_pay(prefetch):
     even = report.break_even(prefetch, 8)
-    assert len(even) == 8
+    assert len(even) == 4
+    assert set(report.break_even(prefetch, 1)["trace"]) == {"recorded", "synthetic"}
     columns = {"trace": "recorded", "policy": "a", "hardware": "b", "max_prefetches": 4, "ms_without": 1.0}
     made = pd.DataFrame({**columns, "predictor": ["accuracy 0", "accuracy 1"], "accuracy": [0.0, 1.0], "ms_per_token": [1.5, 0.5]})
     assert report.break_even(made, 4)["accuracy"].to_list() == [0.5]
@@ -236,7 +238,7 @@ def test_the_prefetch_tables_and_figure_show_what_was_measured(prefetch):
     assert len(lines) == 4
     assert np.allclose(lines["ratio"], lines["ms_per_token"] / lines["ms_without"])
     assert set(points["predictor"]) == {"previous token"}
-    figure = drawn.time_by_accuracy(lines, points)
+    figure = drawn_copies.time_by_accuracy(lines, points)
     assert len(figure.axes[0].lines) == 2 + 2 + 1
     table = words.prefetch_table(prefetch, "recorded", "fetch every miss", "pcie4", 8)
     assert table["predictor"].to_list() == ["none", "previous token", "accuracy 0.5", "accuracy 1"]

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from moecache.calibrate import predict_previous_token
-from moecache.experiments.seconds import STUDY_CACHE, Setting, decided, timed
+from moecache.experiments.seconds import STUDY_CACHE, SYNTHETIC, Setting, decided, timed
 from moecache.policy import FIRST_CHOICE, GATE_015, Policy
 from moecache.run import Run
 from moecache.simulate import simulate
@@ -167,7 +167,7 @@ def by_predictor(
     limits: Sequence[int],
     setting: Setting,
 ) -> pd.DataFrame:
-    """Every policy without prefetch, and with each predictor at each limit of prefetches a step.
+    """Every policy without prefetch, and with each predictor at each limit of prefetches a step (the synthetic trace: the first limit).
 
     Returns
     -------
@@ -177,7 +177,7 @@ def by_predictor(
     """
     rows = []
     for name, trace in traces.items():
-        tried = [("none", trace, 1, 0)] + [(*found, limit) for found in predictors(trace, accuracies) for limit in limits]
+        tried = [("none", trace, 1, 0)] + [(*found, limit) for found in predictors(trace, accuracies) for limit in _limits_of(name, limits)]
         for predictor, predicted, lead, limit in tried:
             accuracy = float("nan") if limit == 0 else accuracy_of(predicted, setting.start(trace))
             named = {"trace": name, "predictor": predictor, "accuracy": accuracy, "max_prefetches": limit}
@@ -188,6 +188,10 @@ def by_predictor(
     keys = ["trace", "policy", "hardware"]
     without = frame[frame["predictor"] == "none"].set_index(keys)["ms_per_token"].rename("ms_without")
     return frame.join(without, on=keys)
+
+
+def _limits_of(name: str, limits: Sequence[int]) -> Sequence[int]:
+    return limits[:1] if name == SYNTHETIC else limits
 
 
 def _prefetch_rows(

@@ -15,7 +15,7 @@ from moecache.experiments.seconds_copies import PREVIOUS_TOKEN, RECORDED_PREDICT
 from moecache.experiments.seconds_report import FETCHING, break_even, crossing, value_at, where
 from moecache.hardware import Hardware
 
-EXAMPLE_ACCURACY = 0.7
+EXAMPLE_ACCURACY = 0.8
 CORNER = {"rule": "0.15 rule", "eviction": "decayed count (128)"}
 
 

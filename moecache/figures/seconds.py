@@ -1,4 +1,4 @@
-"""Figures of simulated time: where it goes, and how it moves with the link, admission, prediction and the constants.
+"""Figures of simulated time: where it goes, how it moves with the link and the constants, and what is substituted for it.
 
 This module does not know how a time was computed; it draws tidy frames in milliseconds a token.
 """
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from moecache.figures.style import FAINT, FAMILY_STYLES, INK, Look, look_up, need_columns, new_figure, stamp, styled
+from moecache.figures.style import FAINT, FAMILY_STYLES, Look, look_up, need_columns, new_figure, stamp, styled
 from moecache.figures.traces import SOURCE_COLOURS, SOURCE_MARKERS
 
 PARTS = {"compute_ms": ("computing", "#bbbbbb"), "waiting_ms": ("waiting for fetches", "#0072B2"), "stall_ms": ("stalls", "#D55E00")}
@@ -67,7 +67,7 @@ def time_parts(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick: bool =
     panels[0].invert_yaxis()
     patches = [Line2D([], [], color=colour, marker="s", markersize=8, linestyle="", label=words) for words, colour in PARTS.values()]
     figure.legend(handles=patches, loc="outside lower center", ncols=3, handletextpad=0.3)
-    _stamp_figure(figure, kind, is_quick)
+    stamp_figure(figure, kind, is_quick)
     return figure
 
 
@@ -95,7 +95,7 @@ def speed_up_by_link_rate(
     figure = new_figure(4.1)
     panels = figure.subplots(1, len(words), sharey=True, squeeze=False)[0]
     for axes, panel in zip(panels, words, strict=True):
-        _lines(axes, pd.DataFrame(frame[frame["panel"] == panel]), "policy", "gigabytes_per_second", "speed_up")
+        draw_lines(axes, pd.DataFrame(frame[frame["panel"] == panel]), "policy", "gigabytes_per_second", "speed_up")
         axes.axhline(level, color=FAINT, linewidth=1.0, linestyle=(0, (4, 2)))
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
@@ -111,83 +111,7 @@ def speed_up_by_link_rate(
     panels[0].yaxis.set_minor_formatter(NullFormatter())
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    _stamp_figure(figure, kind, is_quick)
-    return figure
-
-
-@styled
-def time_by_threshold(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick: bool = False) -> Figure:
-    """Draw time (left) and substituted gate mass (right) against the mass threshold of background admission.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        ``hardware``, ``mass_threshold``, ``substituted_mass``, ``ratio`` (time over that of the same rule without admission).
-
-    Returns
-    -------
-    Figure
-    """
-    need_columns(frame, ("hardware", "mass_threshold", "ratio", "substituted_mass"))
-    figure = new_figure(3.5)
-    times, masses = figure.subplots(1, 2, width_ratios=(1.5, 1.0))
-    _lines(times, frame.assign(hardware=frame["hardware"].map(_machine)), "hardware", "mass_threshold", "ratio")
-    times.axhline(1.0, color=FAINT, linewidth=1.0)
-    times.set_yscale("log", base=2)
-    times.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
-    times.yaxis.set_minor_formatter(NullFormatter())
-    times.set_ylabel("Time / time without admission")
-    times.legend(loc="upper right")
-    one = pd.DataFrame(frame.drop_duplicates("mass_threshold")).sort_values("mass_threshold")
-    masses.plot(one["mass_threshold"], one["substituted_mass"], color=INK, marker="o")
-    masses.set(ylabel="Substituted gate mass", ylim=(0.0, None))
-    for axes in (times, masses):
-        places = sorted(set(frame["mass_threshold"]))
-        axes.set_xscale("symlog", base=2, linthresh=min(place for place in places if place > 0))
-        axes.set_xticks(places, [f"{place:g}" for place in places])
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel("Mass threshold (0 = every miss)")
-        axes.grid(True, axis="y")
-    stamp(masses, kind, is_quick)
-    return figure
-
-
-@styled
-def time_by_accuracy(frame: pd.DataFrame, points: pd.DataFrame | None = None, *, kind: str = "SIMULATED", is_quick: bool = False) -> Figure:
-    """Draw the time with prefetching over the time without, against the accuracy of the predictor.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        ``panel``, ``hardware``, ``accuracy``, ``ratio`` (time with / without).
-    points : DataFrame, optional
-        The same columns, and ``predictor``: predictors that exist, drawn as open points.
-
-    Returns
-    -------
-    Figure
-    """
-    need_columns(frame, ("panel", "hardware", "accuracy", "ratio"))
-    words = list(dict.fromkeys(frame["panel"]))
-    figure = new_figure(4.1)
-    panels = figure.subplots(1, len(words), sharey=True, squeeze=False)[0]
-    for axes, panel in zip(panels, words, strict=True):
-        rows = pd.DataFrame(frame[frame["panel"] == panel])
-        _lines(axes, rows.assign(hardware=rows["hardware"].map(_machine)), "hardware", "accuracy", "ratio")
-        if points is not None:
-            _open_points(axes, pd.DataFrame(points[points["panel"] == panel]), list(dict.fromkeys(frame["hardware"])))
-        axes.axhline(1.0, color=FAINT, linewidth=1.0)
-        axes.set_yscale("log", base=2)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
-        axes.set_xlabel("Predictions that come true")
-        axes.set_title(panel, loc="left", pad=8, fontsize=9)
-        axes.grid(True, axis="both")
-    panels[0].set_ylabel("Time / time without prefetching")
-    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
-    panels[0].yaxis.set_minor_formatter(NullFormatter())
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    _stamp_figure(figure, kind, is_quick)
+    stamp_figure(figure, kind, is_quick)
     return figure
 
 
@@ -217,14 +141,14 @@ def elasticity_bars(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick: b
             places = np.arange(len(constants)) + height * (number - (len(policies) - 1) / 2)
             axes.barh(places, heights, height=0.9 * height, color=colour, label=policy)
         axes.axvline(0.0, color=FAINT, linewidth=1.0)
-        axes.set_title(_machine(machine), loc="left", pad=8, fontsize=9)
+        axes.set_title(machine_words(machine), loc="left", pad=8, fontsize=9)
         axes.grid(True, axis="x")
-    figure.supxlabel("Change of time in % when the constant grows by 1 %", fontsize=10)
+    panels[len(panels) // 2].set_xlabel("Change of time in % when the constant grows by 1 %")
     panels[0].set_yticks(range(len(constants)), [CONSTANT_WORDS.get(name, name) for name in constants])
     panels[0].invert_yaxis()
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(policies))
-    _stamp_figure(figure, kind, is_quick)
+    stamp_figure(figure, kind, is_quick)
     return figure
 
 
@@ -246,7 +170,7 @@ def time_by_mass(frame: pd.DataFrame, *, names: Sequence[str] = (), kind: str = 
     """
     need_columns(frame, ("policy", "family", "hardware", "ms_per_token", "substituted_mass", "is_front", "is_admitting"))
     looks = look_up(STYLES, frame["family"], "family")
-    machines = list(dict.fromkeys(frame["hardware"]))
+    machines, middle = list(dict.fromkeys(frame["hardware"])), float(np.max(frame["substituted_mass"].to_numpy())) / 2
     figure = new_figure(4.5)
     panels = figure.subplots(1, len(machines), squeeze=False)[0]
     for axes, machine in zip(panels, machines, strict=True):
@@ -258,36 +182,33 @@ def time_by_mass(frame: pd.DataFrame, *, names: Sequence[str] = (), kind: str = 
             face = "white" if row["is_admitting"] else look.colour
             axes.plot(row["substituted_mass"], row["ms_per_token"], look.marker, color=look.colour, markerfacecolor=face, markersize=6.5)
             if row["policy"] in names:
-                place = (row["substituted_mass"], row["ms_per_token"])
-                name = axes.annotate(row["policy"], place, xytext=(8, 4), textcoords="offset points", fontsize=8.5)
-                name.set_in_layout(False)
+                _name_point(axes, row["policy"], row["substituted_mass"], row["ms_per_token"], is_left=row["substituted_mass"] > middle)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(FuncFormatter(_some_ticks))
         axes.set_xlabel("Substituted gate mass (mean a step)")
-        axes.set_title(_machine(machine), loc="left", pad=8, fontsize=9)
+        axes.set_title(machine_words(machine), loc="left", pad=8, fontsize=9)
         axes.grid(True, axis="both", which="both")
     panels[0].set_ylabel("ms a token")
     handles = [Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=family) for family, look in looks.items()]
     open_one = Line2D([], [], color=FAINT, marker="o", markerfacecolor="white", linestyle="", label="open: decayed count, admission")
     figure.legend(handles=[*handles, open_one], loc="outside lower center", ncols=3, handletextpad=0.3)
-    _stamp_figure(figure, kind, is_quick)
+    stamp_figure(figure, kind, is_quick)
     return figure
 
 
-def _lines(axes: Axes, frame: pd.DataFrame, group: str, x: str, y: str) -> None:
+def draw_lines(axes: Axes, frame: pd.DataFrame, group: str, x: str, y: str) -> None:
     """One line per value of `group`, in order of appearance."""
     for number, name in enumerate(dict.fromkeys(frame[group])):
         rows = pd.DataFrame(frame[frame[group] == name]).sort_values(x)
         axes.plot(rows[x], rows[y], color=SOURCE_COLOURS[number], marker=SOURCE_MARKERS[number], markersize=5, label=name)
 
 
-def _open_points(axes: Axes, points: pd.DataFrame, machines: list[str]) -> None:
-    for row in points.to_dict("records"):
-        number = machines.index(row["hardware"])
-        axes.plot(
-            row["accuracy"], row["ratio"], SOURCE_MARKERS[number], color=SOURCE_COLOURS[number], markerfacecolor="white", markersize=9
-        )
+def _name_point(axes: Axes, name: str, x: float, y: float, is_left: bool) -> None:
+    """Write a name above and right of a point, or below and left of it; it may lie over the picture, never change its size."""
+    place, side = ((-8, -9), "right") if is_left else ((8, 4), "left")
+    text = axes.annotate(name, (x, y), xytext=place, textcoords="offset points", ha=side, fontsize=8.5)
+    text.set_in_layout(False)
 
 
 def _mark_rates(axes: Axes, marks: dict[str, float]) -> None:
@@ -297,7 +218,7 @@ def _mark_rates(axes: Axes, marks: dict[str, float]) -> None:
                       va="top", ha="left", fontsize=7.5, color=FAINT)  # fmt: skip
 
 
-def _stamp_figure(figure: Figure, kind: str, is_quick: bool) -> None:
+def stamp_figure(figure: Figure, kind: str, is_quick: bool) -> None:
     """The stamp on a line of its own above the panels, whose titles need their width."""
     stamp(figure.axes[-1], kind, is_quick)
     text = figure.axes[-1].get_title(loc="right")
@@ -305,7 +226,7 @@ def _stamp_figure(figure: Figure, kind: str, is_quick: bool) -> None:
     figure.suptitle(text, x=1.0, ha="right", fontsize=8, color=FAINT)
 
 
-def _machine(name: str) -> str:
+def machine_words(name: str) -> str:
     return MACHINE_WORDS.get(name, name)
 
 
