@@ -50,6 +50,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
 def load_npz(path: Path, num_experts: int | None) -> RouterTrace:
     """A trace from ids and weights; without `num_experts` the largest id tells the number of experts."""
     with reading(path, ".npz file"), zipfile.ZipFile(path) as archive:
+        _check_members(archive)  # all of them: a damaged name would hide the offsets
         present = {name.removesuffix(".npy") for name in archive.namelist()}
         arrays = {name: _read_array(archive, f"{name}.npy") for name in NPZ_ARRAYS if name in present}
     if missing := {"ids", "weights"} - present:
@@ -70,7 +71,6 @@ def load_npz(path: Path, num_experts: int | None) -> RouterTrace:
 def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     """One array, after a look at its own header: its announced length must be what the archive holds."""
     info = archive.getinfo(name)
-    _check_ratio(info)
     with archive.open(info) as member:
         shape, is_fortran, dtype = _array_header(member)
         if dtype.hasobject:
@@ -78,7 +78,7 @@ def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes != info.file_size - member.tell():
             raise ValueError(f"{name} announces {dtype} {list(shape)}, but holds {info.file_size - member.tell()} bytes")
-        values = member.read()  # to the end, where the checksum is compared
+        values = member.read()
     array = np.frombuffer(values, dtype, math.prod(shape))
     return array.reshape(shape, order="F" if is_fortran else "C")
 
@@ -91,9 +91,15 @@ def _array_header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     return read[version](member)
 
 
-def _check_ratio(info: zipfile.ZipInfo) -> None:
-    if info.file_size > LARGEST_RATIO * max(info.compress_size, 1):
-        raise ValueError(f"{info.filename} announces {info.file_size} bytes from {info.compress_size}")
+def _check_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Every member read to its end, where the archive compares name, length and checksum; returns the members."""
+    for info in archive.infolist():
+        if info.file_size > LARGEST_RATIO * max(info.compress_size, 1):
+            raise ValueError(f"{info.filename} announces {info.file_size} bytes from {info.compress_size}")
+        with archive.open(info) as member:
+            while member.read(CHECKED_BYTES):
+                pass
+    return archive.infolist()
 
 
 def _document_starts(path: Path, offsets: np.ndarray | None, num_tokens: int) -> np.ndarray:
@@ -157,24 +163,14 @@ def _read_tensor(path: Path) -> np.ndarray:
     except ImportError as error:
         raise ImportError(f"{path} was written by torch, which is not installed: pip install 'moecache[torch]'") from error
     with reading(path, ".pt file"):
-        sizes = _checked_sizes(path)
+        with zipfile.ZipFile(path) as archive:
+            sizes = [info.file_size for info in _check_members(archive) if info.filename.split("/")[-2:-1] == ["data"]]
         tensor = torch.load(path, map_location="cpu", weights_only=True)
         if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             raise TraceError(f"it holds {type(tensor).__name__}, expected one tensor: torch.save(torch.stack(router_logits, dim=1), path)")
-        # torch does not compare the length that the pickle announces with the one of the data.
+        # Older versions of torch do not compare the length that the pickle announces with the one of the data.
         if sizes != [tensor.untyped_storage().nbytes()]:
             raise ValueError(f"its tensor announces {tensor.untyped_storage().nbytes()} bytes, but its data have {sizes}")
         tensor = tensor.detach()
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
-
-def _checked_sizes(path: Path) -> list[int]:
-    """Bytes of each data member of the archive, after every checksum was compared."""
-    with zipfile.ZipFile(path) as archive:
-        infos = archive.infolist()
-        for info in infos:
-            _check_ratio(info)
-            with archive.open(info) as member:
-                while member.read(CHECKED_BYTES):
-                    pass
-    return [info.file_size for info in infos if info.filename.split("/")[-2:-1] == ["data"]]

@@ -1,5 +1,8 @@
 """Public trace formats: small files made here, and the real ones where they lie beside the clone."""
 
+import io
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -225,3 +228,24 @@ def test_real_first_line(test_data):
     calls = [(float(line[6]), int(line[5])) for line in lines[:6]]
     trace = mc.load_trace(path)
     assert trace.topk_ids[1, 0].tolist() == [expert for _, expert in sorted(calls, key=lambda call: (-call[0], call[1]))]
+
+
+def test_lengths_that_an_archive_announces_are_not_believed(tmp_path):
+    """A small .npz that announces terabytes is refused before anything of that size is asked for."""
+    path, header = tmp_path / "bomb.npz", io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": (2**40, 2, 2)})
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("ids.npy", header.getvalue() + b"\0" * 64)
+        archive.writestr("weights.npy", header.getvalue() + b"\0" * 64)
+    with pytest.raises(mc.TraceError, match=r"announces int64 \[1099511627776, 2, 2\], but holds 64 bytes"):
+        mc.load_trace(path)
+
+
+def test_what_is_given_and_what_a_file_says(npz, csv, tmp_path):
+    path = csv(csv_lines())
+    assert mc.load_trace(path, num_experts=5, top_k=2).num_tokens == 6
+    with pytest.raises(mc.TraceError, match="num_experts=6 was given, but the file holds num_experts=5"):
+        mc.load_trace(path, num_experts=6)
+    mc.load_trace(path).save(tmp_path / "own.safetensors")
+    with pytest.raises(mc.TraceError, match="top_k=3 was given, but the file holds top_k=2"):
+        mc.load_trace(tmp_path / "own.safetensors", top_k=3)
