@@ -135,6 +135,7 @@ def execute(source: Path, parameters: Mapping[str, Any], target: Path, position:
             cwd=source.resolve().parent.parent,
             # The kernel talks over the loopback device only; its word about that would end every progress bar.
             extra_arguments=["--log-level=ERROR"],
+            start_timeout=600,  # a busy machine may take minutes to import the libraries
         )
         _check_error_stream(notebook)
         notebook.metadata["moecache"] = {
