@@ -4,10 +4,12 @@ import json
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pandas.testing import assert_frame_equal
 from safetensors.numpy import save_file
 from streams import random_stream
 
@@ -167,3 +169,14 @@ def test_memory_stays_flat(tmp_path, num_megabytes):
     assert grown["large, mapped"] < 20, grown  # megabytes: blocks of the check, and the log of a block
     assert grown["compact, mapped"] < 40, grown  # and a block of scores laid out for the kernel
     assert grown["large, read"] > 0.9 * num_megabytes, grown  # or the measurement would see nothing
+
+
+def test_workers_of_a_sweep_map_their_traces(tmp_path):
+    """By path each worker maps the file; a mapped trace that is handed over arrives as what it was."""
+    path, sweep_module = tmp_path / "trace.safetensors", import_module("moecache.sweep")
+    TRACE.save(path)
+    assert not sweep_module._loaded(str(path), path.stat().st_mtime_ns).selection_scores.flags.owndata
+    policies, options = [mc.SPEED_FIRST, mc.SUBSTITUTE_EVERY_MISS], {"num_workers": 2, "progress": False}
+    rows = [mc.sweep({"trace": t}, policies, [4, 8], **options) for t in (TRACE, path, mc.load_trace(path, memory_map=True))]
+    assert_frame_equal(rows[1], rows[0], check_exact=True)
+    assert_frame_equal(rows[2], rows[0], check_exact=True)

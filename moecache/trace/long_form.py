@@ -43,7 +43,7 @@ class Cells(NamedTuple):
     documents: tuple[object, ...]  # the table's name of each document; empty without such a column
 
     def rows(self, is_kept: np.ndarray) -> Cells:
-        """Only some of the rows."""
+        """Some of the rows (a mask), or all in another order (positions)."""
         kept = {name: array[is_kept] for name, array in self._asdict().items() if isinstance(array, np.ndarray)}
         return self._replace(**kept)
 
