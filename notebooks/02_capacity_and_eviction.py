@@ -14,7 +14,12 @@
 # evict the expert with the fewest calls (frequency); on text of one kind they do well, on mixed text those that never
 # forget keep yesterday's favourites. A **decayed count** lets a call weigh half as much after every half-life, so it
 # lies between the two: a half-life of a token is nearly LRU, an endless one is the plain count. We expect an optimum
-# in between, and FIFO, which looks at no call at all, to come last.
+# in between, and FIFO, which looks at no call at all, to come last. Also compared: **random** victims; **LFRU**, calls
+# divided by the time since the last one; **SLRU**, an LRU whose newcomers must be called twice to be protected; and a
+# **static** cache, which holds the experts called most in the warm-up text and never changes.
+#
+# **Belady** evicts the expert whose next call lies furthest ahead. It reads the future, so it is no rival but a bound;
+# *with bypass* it may also leave a newcomer out. What a policy loses against them says what there is left to gain.
 #
 # We also expect a replay of single calls, one after the other, to misjudge the number of misses, most where slots are
 # few ([chapter 00](00_one_step.ipynb) shows why). Comparisons with LRU at {{slots_small}} and {{slots_large}} slots
@@ -29,14 +34,18 @@ num_tokens = 1000  # tokens a document, for the reference model
 warmup_tokens = 4000  # tokens before the warm window, rounded up to a whole document
 capacity_fractions = [0.03125, 0.0625, 0.125, 0.25, 0.5, 0.75]  # slots as shares of a layer's experts
 planned_fractions = [0.125, 0.25]  # the two of them at which conclusions are drawn
-evictions = ["lru", "fifo", "plain_count", "plain_count_forget", "decayed_count"]  # evictions to compare; lru is needed
+evictions = ["lru", "fifo", "random", "plain_count", "plain_count_forget", "decayed_count", "lfru", "slru", "static"]  # to compare
 half_lives_tokens = [8, 32, 128, 512, 2048]  # half-lives of decayed counts, tokens
+map_half_lives_tokens = [2, 8, 32, 128, 512, 2048]  # half-lives in the map of recency against frequency, tokens
+topics = [[32, 2.0], [128, 2.0], [512, 2.0], [2048, 2.0], [512, 0.7]]  # synthetic traces: mean tokens of a topic, its pull on the router
+map_tokens = 4000  # tokens of each synthetic trace of the map
+map_layers = 4  # layers of each synthetic trace of the map
 planned_half_life_tokens = 128  # the one of them at which conclusions are drawn
 lru_target_fraction = 0.915  # hit rate for which LRU's number of slots is looked for
 
 # %%
 from moecache import chapters, results
-from moecache.experiments import capacity
+from moecache.experiments import capacity, capacity_crossover, capacity_slots
 from moecache.experiments import capacity_report as report
 from moecache.figures import capacity as drawn
 from moecache.figures import hit_rate_by_capacity
@@ -51,8 +60,11 @@ from moecache.figures import hit_rate_by_capacity
 # %%
 parameters, inputs = capacity.key_of(trace_path, trace_num_experts, num_documents, num_tokens)
 parameters["warmup_tokens"] = warmup_tokens
-compared = capacity.policies(evictions, sorted({*half_lives_tokens, planned_half_life_tokens}))
-main = [policy for policy in compared if policy.half_life in (None, planned_half_life_tokens)]
+needed = list(dict.fromkeys(["lru", *evictions, *capacity.BOUNDS]))
+compared = capacity.policies(needed, sorted({*half_lives_tokens, planned_half_life_tokens}))
+belady, bypassing = (capacity.label(name) for name in capacity.BOUNDS)
+bounds = [policy for policy in compared if policy.label in (belady, bypassing)]
+main = [policy for policy in compared if policy.half_life in (None, planned_half_life_tokens) and policy not in bounds]
 fractions = sorted({*capacity_fractions, *planned_fractions})
 
 
@@ -72,12 +84,14 @@ many = {"policies": compared, "fractions": fractions}
 documents = stored("by_document", lambda trace: capacity.by_document(trace, compared, fractions, warmup_tokens), **many)
 layers = stored("by_layer", lambda trace: capacity.by_layer(trace, compared, fractions, warmup_tokens), **many)
 some = {"policies": main, "slots": planned}
-worth = stored("worth", lambda trace: capacity.worth_in_slots(trace, main, planned, warmup_tokens), **some)
-target = stored("target", lambda trace: capacity.target_slots(trace, [lru_target_fraction], warmup_tokens), target=lru_target_fraction)
+worth = stored("worth", lambda trace: capacity_slots.worth_in_slots(trace, main, planned, warmup_tokens), **some)
+target = stored(
+    "target", lambda trace: capacity_slots.target_slots(trace, [lru_target_fraction], warmup_tokens), target=lru_target_fraction
+)
 
 # %% tags=["hide-input"]
 rates, windows = report.hit_rates(documents), report.window_rates(layers)
-report.check_evictions(windows, planned)
+report.check_evictions(windows[windows["policy"].isin([policy.label for policy in main]) & (windows["policy"] != "static")], planned)
 report.check_evictions(target, target["num_slots"].to_list())
 name = trace_source or (facts["model"] if trace_path else "reference-512, held-out text")
 decayed = capacity.label("decayed_count", planned_half_life_tokens)
@@ -104,12 +118,12 @@ chapters.values(beside_public=report.beside_public(rates, facts["num_experts"], 
 # The warm window, with 95 % intervals over {{units}}. {{public_note}}
 
 # %% tags=["hide-input"]
-is_main = rates["policy"].isin([policy.label for policy in main])
+is_main = rates["policy"].isin([policy.label for policy in [*main, *bounds[:1]]])
 figure = hit_rate_by_capacity(rates[is_main].assign(source=name), num_experts=int(facts["num_experts"]))
 chapters.show(
     drawn.add_public_points(figure, public),
     alt=f"Hit rate by slots, one line per eviction: LRU {lru_small:.0%} at {small} and {lru_large:.0%} at {large}, "
-    f"{decayed} {best_small:.0%} and {best_large:.0%}.",
+    f"{decayed} {best_small:.0%} and {best_large:.0%}; Belady, which knows the future, lies above all.",
 )
 
 # %% [markdown]
@@ -148,7 +162,7 @@ chapters.show_table(table.rename(columns={"num_slots": "slots", "fewest_eviction
 
 # %% [markdown]
 # A policy that is judged where it hardly evicts is not judged at all: below 100 evictions in some layer this chapter
-# stops with an error.
+# stops with an error. (A static cache never evicts; it was calibrated on the cold window and is judged on the warm one.)
 
 # %% [markdown]
 # ## Test: is the difference to LRU more than chance?
@@ -193,12 +207,63 @@ chapters.show(
 # capacity.
 
 # %% [markdown]
+# ## Where recency beats frequency
+#
+# Exploratory: the hit rate of decayed counts minus that of LRU, over capacity and half-life, "never" being the plain
+# count. The first map is this chapter's trace. The others are *synthetic*: {{map_layers}} layers of made-up routers
+# (512 experts, top-10) that prefer the experts of their topic, and topics that last so many tokens on average; in
+# the last one the preference is weak, and what there is to know about an expert is how popular it is at all.
+
+# %% tags=["hide-input"]
+asked = {"half_lives_tokens": map_half_lives_tokens, "fractions": fractions[:-1]}
+own_map = stored("map", lambda trace: capacity_crossover.hit_rate_map(trace, map_half_lives_tokens, fractions[:-1], warmup_tokens), **asked)
+made = {"topics": topics, "num_tokens": map_tokens, "num_layers": map_layers, **asked}
+maps = results.load_or_run("02_synthetic_maps", made, lambda: capacity_crossover.synthetic_maps(**made)).frame
+panels = report.map_panels(own_map, maps, name)
+chapters.values(map_layers=map_layers, **report.map_values(own_map, maps))
+chapters.show(
+    drawn.gain_maps(panels),
+    alt="Heat maps of hit rate gained over LRU by capacity and half-life: where topics are short, long half-lives lose many points; where "
+    "they are long, or where the trace is real text, long half-lives win.",
+)
+
+# %% [markdown]
+# Both sides of the public dispute are on these maps. With topics of {{short_topic:,}} tokens a half-life of
+# {{long_memory:,.0f}} tokens lies up to {{worst_loss:.1f}} points *below* LRU, with topics of {{long_topic:,}} tokens
+# up to {{best_long:.1f}} points above it, and with weak topics {{best_weak:.1f}}. A memory pays while it is shorter
+# than what it remembers stays true: recency is the right rule when topics change faster than counts forget. On
+# {{trace}} the gains range from {{own_low:+.1f}} to {{own_high:+.1f}} points. Where slots hold nearly every expert in
+# use, at the right, the choice matters little.
+
+# %% [markdown]
+# ## How far from the best possible?
+#
+# What is left to gain, at the two planned capacities. Grey: misses that even Belady with bypass has. Orange: what
+# Belady loses by having to insert every miss. Blue: what a policy loses to Belady by not knowing the future.
+
+# %% tags=["hide-input"]
+gaps = report.gap_split(documents[documents["num_slots"].isin(planned)], belady, bypassing)
+gaps = gaps[gaps["policy"].isin([policy.label for policy in main])]
+chapters.values(**report.gap_values(gaps, decayed, small, "small"), **report.gap_values(gaps, decayed, large, "large"))
+chapters.show(
+    drawn.gap_parts(gaps, source=name),
+    alt=f"Misses of each policy at {small} and {large} slots in three parts; the part that knowing the future would remove is the largest "
+    "that differs between policies.",
+)
+
+# %% [markdown]
+# At {{slots_small}} slots the best possible misses {{unavoidable_small:.1%}} of the calls and the {{decayed}}
+# {{miss_small:.1%}}; of the gap between them {{bypass_small:.0%}} is explained by bypass, the rest by the future. At
+# {{slots_large}} slots: {{unavoidable_large:.1%}}, {{miss_large:.1%}} and {{bypass_large:.0%}}. At most the first part
+# is within reach of a rule that keeps newcomers out; the second takes predictions.
+
+# %% [markdown]
 # ## Layer by layer
 #
 # Every layer has its own slots and is on its own. At {{slots_large}} slots, warm window:
 
 # %% tags=["hide-input"]
-by_layer = report.layer_rates(layers, [policy.label for policy in main], large)
+by_layer = report.layer_rates(layers, [report.LRU, "plain count", decayed, belady], large)
 chapters.values(**{f"layer_{key}": x for key, x in report.span(by_layer[by_layer["policy"] == report.LRU], "hit_rate").items()})
 chapters.show(
     drawn.hit_rate_by_layer(by_layer, source=name),
@@ -247,5 +312,6 @@ chapters.show(
 #   changes gives other numbers. The intervals say nothing about other models.
 # - The reference model is small, with few layers, and its routers need not repeat themselves as those of large models
 #   do. The command under *Rerun* takes any recorded trace (`trace_path`); one without scores is enough here.
-# - Better evictions than these may exist. The best that is possible without knowing the future is not known; the best
-#   with it is a bound that this chapter does not draw yet.
+# - Better evictions than these may exist. The best that is possible without knowing the future is not known; Belady is
+#   the best with it, and how much of its lead a causal policy can get is an open question.
+# - The synthetic maps say how the mechanism works, not how often real text behaves so.

@@ -26,7 +26,7 @@
 trace_path = ""  # a recorded trace with scores; empty: the reference model reading its held-out text
 num_documents = 10  # held-out documents, for the reference model
 num_tokens = 800  # tokens a document, for the reference model
-synthetic_tokens = 1000  # tokens of the synthetic trace with 48 layers
+synthetic_tokens = 800  # tokens of the synthetic trace with 48 layers
 warmup_fraction = 0.25  # share of a trace before the warm window, rounded up to a whole document
 resident_fraction = 0.25  # slots as a share of a layer's experts
 scaled_layers = 48  # MoE layers that times are scaled to
@@ -360,16 +360,16 @@ chapters.show_table(words.break_even_table(prefetch, few))
 # percent the time moves for one percent of the constant (from doubling it; the overlap, which cannot double, has none).
 
 # %% tags=["hide-input"]
-varied = {**settings, "hardware": shown_hardware, "expert_mebibytes": large, "factors": factors}
+varied = {**settings, "hardware": [first, last], "expert_mebibytes": large, "factors": factors}
 answers = stored(
-    "sensitivity", lambda traces: seconds.sensitivity(traces["recorded"], kin, shown_hardware, large, factors, setting), **varied
+    "sensitivity", lambda traces: seconds.sensitivity(traces["recorded"], kin, [first, last], large, factors, setting), **varied
 )
 swaps = report.order_changes(answers)
 chapters.values(**words.swap_values(swaps), num_policies=len(kin))
 chapters.show(
     drawn.elasticity_bars(report.elasticities(answers, ["fetch every miss", "quality-first"], max(factors))),
-    alt="Elasticity of time to each constant on three machines: fetching every miss follows the link rate, quality-first the device and "
-    "the fixed time of a layer, except on the slowest link.",
+    alt="Elasticity of time to each constant on a fast and a slow link: fetching every miss follows the link rate, quality-first "
+    "the device and the fixed time of a layer, except on the slowest link.",
 )
 
 # %% [markdown]

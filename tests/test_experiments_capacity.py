@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import moecache as mc
-from moecache.experiments import capacity, one_step
+from moecache.experiments import capacity, capacity_crossover, capacity_slots, one_step
 from moecache.experiments import capacity_report as report
 from moecache.figures import capacity as drawn
 from moecache.figures import hit_rate_by_capacity
@@ -121,16 +121,16 @@ def test_gains_carry_the_half_life_and_name_the_best(documents: pd.DataFrame):
 
 def test_lru_needs_no_fewer_slots_than_found(trace: mc.RouterTrace):
     start = capacity.warm_start(trace, WARMUP)
-    target = capacity.target_slots(trace, [0.8], WARMUP).iloc[0]
+    target = capacity_slots.target_slots(trace, [0.8], WARMUP).iloc[0]
     assert target["hit_rate"] >= 0.8
     fewer = mc.simulate(trace, mc.FETCH_EVERY_MISS, int(target["num_slots"]) - 1).summary(start)
     assert fewer["hit_rate"] < 0.8
     assert target["resident_fraction"] == target["num_slots"] / 64
-    assert capacity.slots_for_hit_rate(trace, 2.0, WARMUP) == 64
+    assert capacity_slots.slots_for_hit_rate(trace, 2.0, WARMUP) == 64
 
 
 def test_lru_is_worth_its_own_slots(trace: mc.RouterTrace, compared: list[mc.Policy]):
-    worth = capacity.worth_in_slots(trace, compared, [16], WARMUP)
+    worth = capacity_slots.worth_in_slots(trace, compared, [16], WARMUP)
     assert report.rate_at(worth, "LRU", 16, "lru_slots") == 16
     assert report.rate_at(worth, "FIFO", 16, "lru_slots") <= 16
 
@@ -237,7 +237,9 @@ def test_every_figure_draws_what_was_measured(
     never = report.gains(documents, ["plain count"], [8, 16])
     figure = drawn.gain_by_half_life(gains, never, source="synthetic")
     assert isinstance(figure, Figure)
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["8 slots", "16 slots"]
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["8 slots", "16 slots"]
     by_layer = report.layer_rates(layers, names, 16)
     assert len(drawn.hit_rate_by_layer(by_layer).axes[0].lines) == 4
     misses = capacity.sequential_misses(trace, compared[:2], [4, 8], WARMUP)
@@ -253,6 +255,56 @@ def test_published_points_join_the_legend_below(documents: pd.DataFrame):
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert words[-1] == "LRU, somebody"
     assert all(axes.get_legend() is None for axes in figure.axes)
+
+
+def test_a_static_cache_is_calibrated_on_the_text_before_the_warm_window(trace: mc.RouterTrace):
+    start = capacity.warm_start(trace, WARMUP)
+    (policy,) = capacity.policies(["static"], [])
+    run = capacity.replay(trace, policy, 16, start, warmup_tokens=start)
+    counts = np.bincount(trace.topk_ids[:start, 0].ravel(), minlength=64)
+    residents = set(np.argsort(-counts, kind="stable")[:16].tolist())
+    assert run.decisions is not None
+    is_hit = run.decisions.outcome[:, 0] == mc.Outcome.HIT
+    assert np.array_equal(is_hit, np.isin(trace.topk_ids[:, 0], list(residents)))
+    with pytest.raises(ValueError, match="calibrated on the tokens before the warm window"):
+        capacity.replay(trace, policy, 16, 0)
+
+
+def test_the_gap_to_the_best_is_split_into_bypass_and_future(trace: mc.RouterTrace):
+    compared = capacity.policies(["lru", "belady", "belady_bypass"], [])
+    assert [policy.label for policy in compared] == ["LRU", "Belady", "Belady with bypass"]
+    documents = capacity.by_document(trace, compared, [0.125, 0.25], WARMUP)
+    split = report.gap_split(documents, "Belady", "Belady with bypass")
+    assert split["policy"].to_list() == ["LRU", "LRU"]
+    assert np.allclose(split["unavoidable"] + split["bypass"] + split["future"], split["miss_rate"])
+    assert (split[["unavoidable", "bypass", "future"]] > 0).all(axis=None)
+    rates = report.hit_rates(documents)
+    forced, best, lru = (1 - report.rate_at(rates, name, 8) for name in ("Belady", "Belady with bypass", "LRU"))
+    assert split["bypass_share"].iloc[0] == pytest.approx((forced - best) / (lru - best))
+    panels = drawn.gap_parts(split).axes
+    assert [axes.get_xlabel() for axes in panels] == ["Misses (of the calls) at 8 slots", "Misses (of the calls) at 16 slots"]
+
+
+def test_the_map_is_the_difference_of_two_replays(trace: mc.RouterTrace):
+    found = capacity_crossover.hit_rate_map(trace, [HALF_LIFE], [0.25], WARMUP)
+    start = capacity.warm_start(trace, WARMUP)
+    decayed = mc.simulate(trace, mc.Policy(eviction="decayed_count", half_life=HALF_LIFE), 16).summary(start)["hit_rate"]
+    lru = mc.simulate(trace, mc.FETCH_EVERY_MISS, 16).summary(start)["hit_rate"]
+    assert found["half_life_tokens"].to_list() == [HALF_LIFE, 0.0]
+    assert found["gain"].iloc[0] == pytest.approx(decayed - lru)
+
+
+def test_a_memory_longer_than_its_topics_loses_to_recency():
+    maps = capacity_crossover.synthetic_maps([(128, 2.0)], 1500, 1, [8, 512], [0.125])
+    gains = maps.set_index("half_life_tokens")["gain"]
+    assert gains[8] > 0 > gains[512]
+    values = report.map_values(maps, maps)
+    assert (values["short_topic"], values["long_memory"]) == (128, 512)
+    assert values["worst_loss"] == pytest.approx(-100 * gains[512])
+    figure = drawn.gain_maps(report.map_panels(maps.drop(columns=["topic_tokens", "topic_strength"]), maps, "own"))
+    assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == ["own", "topics of 128 tokens"]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["8", "512", "never"]
+    assert len(figure.axes[0].texts) == 3
 
 
 def test_percentages_are_written_out():

@@ -4,7 +4,6 @@ Every policy here waits for every miss; only the eviction differs. What is count
 
 - hits by document, so that two evictions can be compared on the same documents (`by_document`),
 - hits by layer, in the cold and in the warm window (`by_layer`),
-- how many slots LRU needs for a given hit rate (`slots_for_hit_rate`, `worth_in_slots`),
 - how many misses a replay of single calls reports instead (`sequential_misses`).
 
 Capacities are given as shares of the experts of a layer, so that one set of parameters suits every model. The cold window is everything
@@ -23,11 +22,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from moecache.calibrate import most_called
 from moecache.experiments.inputs import file_hash, reference_inputs
 from moecache.importers import load_trace
-from moecache.kernel import Outcome
+from moecache.kernel import Eviction, Outcome
 from moecache.kernel.codes import EVICTIONS, NUM_OUTCOMES
-from moecache.policy import FETCH_EVERY_MISS, Policy
+from moecache.policy import Policy
 from moecache.run import Run
 from moecache.simulate import simulate
 from moecache.trace import RouterTrace
@@ -35,7 +35,8 @@ from moecache.trace import RouterTrace
 REFERENCE = "reference-512"
 HIT = int(Outcome.HIT)
 FEWEST_UNITS, NUM_BLOCKS = 3, 10
-ABBREVIATIONS = ("lru", "fifo", "slru", "lfru")
+WORDS = {"lru": "LRU", "fifo": "FIFO", "slru": "SLRU", "lfru": "LFRU", "belady": "Belady", "belady_bypass": "Belady with bypass"}
+BOUNDS = ("belady", "belady_bypass")  # they know the future: what is possible at best, not rivals
 
 
 def policies(evictions: Sequence[str], half_lives_tokens: Sequence[float]) -> list[Policy]:
@@ -49,7 +50,7 @@ def policies(evictions: Sequence[str], half_lives_tokens: Sequence[float]) -> li
 
 def label(eviction: str, half_life: float | None = None) -> str:
     """The name of an eviction: "LRU", or "decayed count (128)"."""
-    words = eviction.upper() if eviction in ABBREVIATIONS else eviction.replace("_", " ")
+    words = WORDS.get(eviction, eviction.replace("_", " "))
     return words + (f" ({half_life:g})" if half_life else "")
 
 
@@ -174,6 +175,21 @@ def unit_starts(trace: RouterTrace, start: int) -> tuple[np.ndarray, str]:
     return np.linspace(start, trace.num_tokens, NUM_BLOCKS, endpoint=False).astype(np.int64), "blocks"
 
 
+def replay(trace: RouterTrace, policy: Policy, slots: int, start: int, **options: Any) -> Run:
+    """`simulate`, where a static cache holds the experts that were called most before token `start`: its calibration text is disjoint from
+    the warm window, and it is as long as the others' warm-up.
+
+    Raises
+    ------
+    ValueError : a static cache without a text to calibrate on.
+    """
+    if policy.eviction != Eviction.STATIC:
+        return simulate(trace, policy, slots, **options)
+    if start == 0:
+        raise ValueError("a static cache is calibrated on the tokens before the warm window, and there are none; use warm-up tokens")
+    return simulate(trace, policy, slots, cold_start=most_called(trace.tokens(0, start)), **options)
+
+
 def by_document(trace: RouterTrace, compared: Sequence[Policy], fractions: Sequence[float], warmup_tokens: int) -> pd.DataFrame:
     """Hits of every document of the warm window (of every block, in a trace of fewer than three; see `unit_starts`).
 
@@ -182,12 +198,13 @@ def by_document(trace: RouterTrace, compared: Sequence[Policy], fractions: Seque
     DataFrame : a row per (policy, num_slots, document): `policy`, `eviction`, `half_life_tokens` (0 = has none), `num_slots`,
         `document` (0 = the first warm one), `num_tokens`, `calls`, `hits`.
     """
-    starts, _ = unit_starts(trace, warm_start(trace, warmup_tokens))
+    start = warm_start(trace, warmup_tokens)
+    starts, _ = unit_starts(trace, start)
     lengths, calls_a_token = np.diff(starts, append=trace.num_tokens), trace.shape.num_layers * trace.shape.top_k
     frames = []
     for slots in slots_of(fractions, trace.shape.num_experts, trace.shape.top_k):
         for policy in compared:
-            log = simulate(trace, policy, slots).decisions
+            log = replay(trace, policy, slots, start).decisions
             assert log is not None
             hits = np.add.reduceat((log.outcome == HIT).sum(axis=(1, 2)), starts)
             rows = {"document": np.arange(starts.size), "num_tokens": lengths, "calls": lengths * calls_a_token, "hits": hits}
@@ -206,7 +223,7 @@ def by_layer(trace: RouterTrace, compared: Sequence[Policy], fractions: Sequence
     start, frames = warm_start(trace, warmup_tokens), []
     for slots in slots_of(fractions, trace.shape.num_experts, trace.shape.top_k):
         for policy in compared:
-            run = simulate(trace, policy, slots, keep="summary", warmup_tokens=start)
+            run = replay(trace, policy, slots, start, keep="summary", warmup_tokens=start)
             assert run.warm_counts is not None
             windows = {"cold": (run.counts - run.warm_counts, start), "warm": (run.warm_counts, trace.num_tokens - start)}
             for window, (counts, num_tokens) in windows.items():
@@ -223,54 +240,6 @@ def _named(policy: Policy, slots: int) -> dict[str, Any]:
 def _layer_rows(named: dict[str, Any], counts: np.ndarray, num_tokens: int, top_k: int) -> pd.DataFrame:
     rows = {"layer": np.arange(len(counts)), "num_tokens": num_tokens, "calls": num_tokens * top_k}
     return pd.DataFrame({**named, **rows, "hits": counts[:, HIT], "evictions": counts[:, EVICTIONS]})
-
-
-def slots_for_hit_rate(trace: RouterTrace, hit_rate: float, warmup_tokens: int = 0, policy: Policy = FETCH_EVERY_MISS) -> int:
-    """The fewest slots a layer at which a fetching policy hits at least this share of the warm window's calls, by bisection.
-
-    Returns
-    -------
-    int : between top-k and E; E also when even that is not enough.
-    """
-    start = warm_start(trace, warmup_tokens)
-    low, high = trace.shape.top_k, trace.shape.num_experts
-    while low < high:
-        middle = (low + high) // 2
-        run = simulate(trace, policy, middle, keep="summary", warmup_tokens=start)
-        low, high = (low, middle) if run.summary(start)["hit_rate"] >= hit_rate else (middle + 1, high)
-    return low
-
-
-def worth_in_slots(trace: RouterTrace, compared: Sequence[Policy], num_slots: Sequence[int], warmup_tokens: int) -> pd.DataFrame:
-    """How many slots LRU would need to hit as often as each policy does.
-
-    Returns
-    -------
-    DataFrame : `policy`, `num_slots`, `hit_rate` (warm), `lru_slots`.
-    """
-    start, rows = warm_start(trace, warmup_tokens), []
-    for slots in num_slots:
-        for policy in compared:
-            run = simulate(trace, policy, slots, keep="summary", warmup_tokens=start)
-            rate = float(run.summary(start)["hit_rate"])
-            rows.append((policy.label, slots, rate, slots_for_hit_rate(trace, rate, warmup_tokens)))
-    return pd.DataFrame(rows, columns=["policy", "num_slots", "hit_rate", "lru_slots"])
-
-
-def target_slots(trace: RouterTrace, targets: Sequence[float], warmup_tokens: int) -> pd.DataFrame:
-    """The fewest slots at which LRU reaches each hit rate.
-
-    Returns
-    -------
-    DataFrame : `policy`, `target`, `num_slots`, `hit_rate` there, `resident_fraction`, `fewest_evictions` (warm, a layer).
-    """
-    start, rows = warm_start(trace, warmup_tokens), []
-    for target in targets:
-        slots = slots_for_hit_rate(trace, target, warmup_tokens)
-        totals = simulate(trace, FETCH_EVERY_MISS, slots, keep="summary", warmup_tokens=start).summary(start)
-        rate, fewest = float(totals["hit_rate"]), int(totals["fewest_evictions_a_layer"])
-        rows.append((label("lru"), target, slots, rate, slots / trace.shape.num_experts, fewest))
-    return pd.DataFrame(rows, columns=["policy", "target", "num_slots", "hit_rate", "resident_fraction", "fewest_evictions"])
 
 
 def sequential_misses(trace: RouterTrace, compared: Sequence[Policy], num_slots: Sequence[int], warmup_tokens: int) -> pd.DataFrame:

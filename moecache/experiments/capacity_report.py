@@ -136,6 +136,68 @@ def gains(documents: pd.DataFrame, policies: Sequence[str], num_slots: Sequence[
     return table.merge(documents[["policy", "eviction", "half_life_tokens"]].drop_duplicates(), on="policy")
 
 
+def gap_split(documents: pd.DataFrame, bounded: str, bypassing: str) -> pd.DataFrame:
+    """How far each policy is from the best possible, and what of it is explained by having to insert every miss.
+
+    With m the misses, c the policy, F Belady who must insert every miss, and B Belady who may leave a newcomer out: of the gap m_c - m_B
+    the share (m_F - m_B) / (m_c - m_B) is what *bypass* is worth; the rest, m_c - m_F, is *future knowledge*.
+
+    Parameters
+    ----------
+    documents : from `capacity.by_document`.
+    bounded, bypassing : labels of F and B.
+
+    Returns
+    -------
+    DataFrame : `num_slots`, `policy`, `miss_rate`, `unavoidable` (m_B), `bypass` (m_F - m_B), `future` (m_c - m_F; all as shares of the
+        calls), `bypass_share` of the gap.
+    """
+    sums = documents.groupby(["num_slots", "policy"], sort=False)[["calls", "hits"]].sum().reset_index()
+    rates = sums.assign(miss_rate=1 - sums["hits"] / sums["calls"]).drop(columns=["calls", "hits"])
+    parts = []
+    for _, group in rates.groupby("num_slots", sort=False):
+        forced, best = (float(group.loc[group["policy"] == name, "miss_rate"].iloc[0]) for name in (bounded, bypassing))
+        causal = group[~group["policy"].isin([bounded, bypassing])]
+        part = causal.assign(unavoidable=best, bypass=forced - best, future=causal["miss_rate"] - forced)
+        parts.append(part.assign(bypass_share=part["bypass"] / (part["miss_rate"] - best)))
+    return pd.concat(parts, ignore_index=True)
+
+
+def gap_values(gaps: pd.DataFrame, policy: str, num_slots: int, name: str) -> dict[str, float]:
+    """What the prose says about one policy's gap: `miss_<name>`, `unavoidable_<name>`, `bypass_<name>` (share of the gap)."""
+    pairs = (("miss", "miss_rate"), ("unavoidable", "unavoidable"), ("bypass", "bypass_share"))
+    return {f"{word}_{name}": rate_at(gaps, policy, num_slots, column) for word, column in pairs}
+
+
+def map_panels(own: pd.DataFrame, maps: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The map of a trace and those of the synthetic ones, each under its `panel`."""
+    strongest = maps["topic_strength"].max()
+    words = [
+        f"{'topics' if strength == strongest else 'weak topics'} of {tokens:,} tokens"
+        for tokens, strength in zip(maps["topic_tokens"], maps["topic_strength"], strict=True)
+    ]
+    made = maps.assign(panel=words)
+    return pd.concat([own.assign(panel=name), made], ignore_index=True)
+
+
+def map_values(own: pd.DataFrame, maps: pd.DataFrame) -> dict[str, float]:
+    """What the prose says about the maps: extremes in points, for the shortest and the longest strong topics, and for weak ones."""
+    strongest = maps["topic_strength"].max()
+    weak, maps = maps[maps["topic_strength"] < strongest], maps[maps["topic_strength"] == strongest]
+    short, longest = int(maps["topic_tokens"].min()), int(maps["topic_tokens"].max())
+    worst = maps[(maps["topic_tokens"] == short) & (maps["half_life_tokens"] > 0)].sort_values("gain").iloc[0]
+    return {
+        "short_topic": short,
+        "long_topic": longest,
+        "long_memory": float(worst["half_life_tokens"]),
+        "worst_loss": -100 * float(worst["gain"]),
+        "best_long": 100 * float(maps.loc[maps["topic_tokens"] == longest, "gain"].max()),
+        "best_weak": 100 * float(weak["gain"].max()) if len(weak) else 0.0,
+        "own_low": 100 * float(own["gain"].min()),
+        "own_high": 100 * float(own["gain"].max()),
+    }
+
+
 def verdict(low: float, high: float) -> str:
     """What an interval of a difference of hit rates says: "hits more often than", "... less ...", "cannot be told apart from"."""
     if low > 0:

@@ -10,12 +10,18 @@ from itertools import cycle
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
 from moecache.figures.style import EVICTION_STYLES, EVICTION_WORDS, FAINT, INK, look_up, need_columns, new_figure, stamp, styled
 from moecache.figures.traces import SOURCE_COLOURS, SOURCE_MARKERS
 
 POINT_MARKERS = "x+1"
+GAP_PARTS = {
+    "unavoidable": ("even the best must miss", "#bbbbbb"),
+    "bypass": ("keeping newcomers out", "#E69F00"),
+    "future": ("knowing the future", "#0072B2"),
+}
 
 
 def add_public_points(figure: Figure, points: pd.DataFrame) -> Figure:
@@ -28,7 +34,7 @@ def add_public_points(figure: Figure, points: pd.DataFrame) -> Figure:
         legend = panel.get_legend()
         if legend is not None:
             legend.remove()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     figure.set_figheight(figure.get_figheight() + 0.6)
     return figure
 
@@ -135,6 +141,95 @@ def inflation_by_capacity(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_qu
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set(xlabel="Slots a layer", ylabel="Misses one by one / misses")
     return _finish(figure, axes, source, kind, is_quick)
+
+
+@styled
+def gap_parts(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick: bool = False, source: str = "") -> Figure:
+    """Draw each policy's misses as the part that nobody can avoid, the part that bypass explains, and the part that the future does.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        ``policy``, ``num_slots`` (a panel each), ``unavoidable``, ``bypass``, ``future`` (shares of the calls).
+    kind, is_quick, source
+        As in ``gain_by_half_life``.
+
+    Returns
+    -------
+    Figure
+    """
+    need_columns(frame, ("policy", "num_slots", *GAP_PARTS))
+    policies, capacities = list(dict.fromkeys(frame["policy"])), sorted(frame["num_slots"].unique())
+    figure = new_figure(1.5 + 0.28 * len(policies))
+    panels = figure.subplots(1, len(capacities), sharey=True, squeeze=False)[0]
+    for axes, slots in zip(panels, capacities, strict=True):
+        rows, left = _where(frame, "num_slots", slots).set_index("policy").loc[policies], 0.0
+        for part, (words, colour) in GAP_PARTS.items():
+            axes.barh(range(len(policies)), rows[part], left=left, color=colour, height=0.65, label=words)
+            left = left + rows[part].to_numpy()
+        axes.xaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0, symbol=" %"))
+        axes.set_xlabel(f"Misses (of the calls) at {slots} slots")
+        axes.grid(True, axis="x")
+    panels[0].set_yticks(range(len(policies)), policies)
+    panels[0].invert_yaxis()
+    panels[0].set_title(source, loc="left", pad=8)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    stamp(panels[-1], kind, is_quick)
+    return figure
+
+
+@styled
+def gain_maps(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick: bool = False) -> Figure:
+    """Draw what decayed counts gain over LRU as heat maps of capacity and half-life, one panel per trace (at most six).
+
+    Parameters
+    ----------
+    frame : DataFrame
+        ``panel`` (words above it), ``num_slots``, ``half_life_tokens`` (0 = never decays), ``gain`` (a difference of hit rates).
+
+    Returns
+    -------
+    Figure
+    """
+    need_columns(frame, ("panel", "num_slots", "half_life_tokens", "gain"))
+    words = list(dict.fromkeys(frame["panel"]))
+    columns = min(3, len(words))
+    rows = -(-len(words) // columns)
+    figure = new_figure(0.9 + 2.6 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    limit = 100 * float(frame["gain"].abs().max())
+    image = None
+    for axes, panel in zip(panels, words, strict=False):
+        image = _heat_map(axes, _where(frame, "panel", panel), limit)
+        axes.set_title(panel, loc="left", pad=6, fontsize=9)
+    for axes in panels[len(words) :]:
+        axes.set_visible(False)
+    for axes in panels[: len(words)][::columns]:
+        axes.set_ylabel("Half-life, tokens")
+    for axes in panels[max(len(words) - columns, 0) : len(words)]:
+        axes.set_xlabel("Slots a layer")
+    assert image is not None
+    figure.colorbar(image, ax=list(panels), label="Hit rate minus LRU's, points", shrink=0.7, pad=0.02)
+    figure.suptitle(f"{kind}, QUICK RUN" if is_quick else kind, x=1.0, ha="right", fontsize=8, color=FAINT)
+    return figure
+
+
+def _heat_map(axes: Axes, frame: pd.DataFrame, limit: float) -> AxesImage:
+    """One panel, with its numbers written in; half-lives from the shortest at the bottom to "never decays" at the top."""
+    grid = frame.pivot(index="half_life_tokens", columns="num_slots", values="gain") * 100
+    grid = grid.loc[[*[value for value in grid.index if value > 0], *[value for value in grid.index if value == 0]]]
+    values = grid.to_numpy()
+    image = axes.imshow(values, cmap="PuOr_r", vmin=-limit, vmax=limit, aspect="auto", origin="lower")
+    for row in range(values.shape[0]):
+        for column in range(values.shape[1]):
+            value = values[row, column]
+            colour = "white" if abs(value) > 0.65 * limit else INK
+            axes.annotate(f"{value:+.1f}", (column, row), ha="center", va="center", fontsize=7, color=colour)
+    axes.set_xticks(range(grid.shape[1]), [f"{slots:g}" for slots in grid.columns])
+    axes.set_yticks(range(grid.shape[0]), [f"{value:g}" if value else "never" for value in grid.index])
+    axes.tick_params(length=0)
+    return image
 
 
 def _where(frame: pd.DataFrame, column: str, value: object) -> pd.DataFrame:
