@@ -47,9 +47,7 @@ def main() -> int:
         "lock": lock,
         "environment": lambda rest: write_environment(ROOT / "environment.yml"),
     }
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("command", choices=[*commands, "clean"])
     asked, rest = parser.parse_known_args()
     if asked.command == "clean":
@@ -68,9 +66,7 @@ def main() -> int:
 def set_up() -> None:
     """Make `.venv` hold exactly what the lock file names, unless it does already."""
     if sys.version_info < (3, 11):  # noqa: UP036 (this file is the one that an old Python may meet)
-        sys.exit(
-            f"moecache needs Python 3.11 or later, this is {sys.version.split()[0]}: python3.11 make.py ..."
-        )
+        sys.exit(f"moecache needs Python 3.11 or later, this is {sys.version.split()[0]}: python3.11 make.py ...")
     wanted = _fingerprint()
     if STAMP.exists() and STAMP.read_text() == wanted and _python(VENV).exists():
         return

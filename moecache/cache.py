@@ -167,8 +167,15 @@ class ExpertCache:
             float16, or layers at different tokens.
         """
         steps = make_steps(
-            self.shape, self.policy, self._clock(first_layer, topk_ids), topk_ids, gate_weights, selection_scores,
-            is_exact=is_exact, predicted_ids=predicted_ids, next_use=next_use,
+            self.shape,
+            self.policy,
+            self._clock(first_layer, topk_ids),
+            topk_ids,
+            gate_weights,
+            selection_scores,
+            is_exact=is_exact,
+            predicted_ids=predicted_ids,
+            next_use=next_use,
         )
         if not keep_log:
             replay(self.state, self.rules, steps, _empty_log((1, *topk_ids.shape[1:]), 0), first_layer)
@@ -204,8 +211,12 @@ class ExpertCache:
         under_way = int(self.state.ring[first_layer : first_layer + num_layers, 1].sum())
         most = under_way + num_tokens * num_layers * (top_k + steps.predicted_ids.shape[2])
         part = StepLog(
-            log.outcome[block], log.computed_ids[block], log.evicted_ids[block], log.substituted_mass[block],
-            np.empty((most, 7), np.int64), np.zeros(1, np.int64),
+            log.outcome[block],
+            log.computed_ids[block],
+            log.evicted_ids[block],
+            log.substituted_mass[block],
+            np.empty((most, 7), np.int64),
+            np.zeros(1, np.int64),
         )
         cut = Steps(*(array[block] if array.size else array for array in steps))
         replay(self.state, self.rules, cut, part, first_layer)
@@ -221,8 +232,12 @@ def rank_order(gate_weights: np.ndarray, topk_ids: np.ndarray) -> np.ndarray:
 
 def _empty_log(shape: tuple[int, ...], num_arrivals: int) -> StepLog:
     return StepLog(
-        np.empty(shape, np.uint8), np.empty(shape, np.int16), np.empty(shape, np.int16), np.empty(shape[:2], np.float32),
-        np.empty((num_arrivals, 7), np.int64), np.zeros(1, np.int64),
+        np.empty(shape, np.uint8),
+        np.empty(shape, np.int16),
+        np.empty(shape, np.int16),
+        np.empty(shape[:2], np.float32),
+        np.empty((num_arrivals, 7), np.int64),
+        np.zeros(1, np.int64),
     )
 
 

@@ -130,8 +130,13 @@ def estimate_seconds(
     num_experts = 1 + max(int(log.computed_ids.max(initial=0)), int(copies.expert.max(initial=0)))
     totals = Totals(*(np.zeros(num_tokens) for _ in range(4)), *(np.zeros(num_tokens, np.int64) for _ in range(2)))
     run_tokens(
-        _read_only(log.outcome), _read_only(log.computed_ids), copies, costs, totals,
-        new_link(copies.expert.size, num_layers, num_experts), new_host(costs.num_host_blocks, num_layers * num_experts),
+        _read_only(log.outcome),
+        _read_only(log.computed_ids),
+        copies,
+        costs,
+        totals,
+        new_link(copies.expert.size, num_layers, num_experts),
+        new_host(costs.num_host_blocks, num_layers * num_experts),
     )
     seconds = totals.compute + totals.blocking + totals.stall
     return TimeEstimate(seconds, *totals, hardware=hardware, expert_bytes=size)
@@ -142,7 +147,9 @@ def with_seconds(run: Run, hardware: Hardware | str, expert_bytes: int | None = 
     estimate = estimate_seconds(run, hardware, expert_bytes, prefetch_lead_steps)
     parts = ("compute_seconds", "blocking_seconds", "stall_seconds", "link_busy_seconds")
     return replace(
-        run, seconds=estimate.seconds, seconds_kind=SIMULATED,
+        run,
+        seconds=estimate.seconds,
+        seconds_kind=SIMULATED,
         extra={**run.extra, **{name: getattr(estimate, name) for name in parts}},
         provenance={**run.provenance, "hardware": estimate.hardware.to_dict(), "expert_bytes": estimate.expert_bytes},
     )
@@ -258,6 +265,10 @@ def _copies(log: DecisionLog, prefetch_lead_steps: int) -> Copies:
     booked = np.argsort(booking, kind="stable")
     steps = np.arange(num_tokens * num_layers + 1)
     return Copies(
-        layer=rows[:, 2].copy(), expert=rows[:, 3].copy(), is_landing=rows[:, 6] == Landing.LANDED,
-        first_landing=np.searchsorted(landing, steps), booked=booked, first_booking=np.searchsorted(booking[booked], steps),
+        layer=rows[:, 2].copy(),
+        expert=rows[:, 3].copy(),
+        is_landing=rows[:, 6] == Landing.LANDED,
+        first_landing=np.searchsorted(landing, steps),
+        booked=booked,
+        first_booking=np.searchsorted(booking[booked], steps),
     )

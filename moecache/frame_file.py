@@ -46,9 +46,7 @@ def write_frame(path: Path, frame: pd.DataFrame, header: dict[str, Any]) -> None
     dtypes = _checked_dtypes(frame)
     text = frame.to_csv(index=False, na_rep="nan", lineterminator="\n")
     if not _parse(text, dtypes).equals(frame.astype(dtypes)):
-        raise ValueError(
-            f"{path.name}: a column does not survive the way to CSV and back, got dtypes {dtypes}"
-        )
+        raise ValueError(f"{path.name}: a column does not survive the way to CSV and back, got dtypes {dtypes}")
     about = {"columns": dtypes, "num_rows": len(frame), "sha256": _digest(text)} | header
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, text)
@@ -106,9 +104,7 @@ def _dtype_name(name: str, column: pd.Series) -> str:
         return str(dtype)
     if all(isinstance(value, str) for value in column):
         return "str"
-    raise ValueError(
-        f"column {name!r} has dtype {dtype}: use integers, floats, booleans or strings (none missing)"
-    )
+    raise ValueError(f"column {name!r} has dtype {dtype}: use integers, floats, booleans or strings (none missing)")
 
 
 def _parse(text: str, dtypes: dict[str, str]) -> pd.DataFrame:

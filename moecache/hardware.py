@@ -104,8 +104,11 @@ class Hardware:
         disk = as_hardware(disk)
         gib = host_ram_bytes / 2**30
         return replace(
-            self, name=f"{self.name}, {gib:g} GiB RAM, {disk.name}", host_ram_bytes=host_ram_bytes,
-            disk_bytes_per_second=disk.link_bytes_per_second, disk_latency_seconds=disk.fetch_latency_seconds,
+            self,
+            name=f"{self.name}, {gib:g} GiB RAM, {disk.name}",
+            host_ram_bytes=host_ram_bytes,
+            disk_bytes_per_second=disk.link_bytes_per_second,
+            disk_latency_seconds=disk.fetch_latency_seconds,
             derivation=f"{self.derivation} Disk: {disk.derivation}",
         )
 
@@ -138,7 +141,12 @@ def _profiles() -> dict[str, Hardware]:
 
 _RATES = ("link_bytes_per_second", "device_bytes_per_second", "disk_bytes_per_second", "host_ram_bytes")
 _TIMES = (
-    "fetch_latency_seconds", "layer_seconds", "expert_seconds", "token_seconds", "low_precision_seconds", "cpu_seconds",
+    "fetch_latency_seconds",
+    "layer_seconds",
+    "expert_seconds",
+    "token_seconds",
+    "low_precision_seconds",
+    "cpu_seconds",
     "disk_latency_seconds",
 )
 

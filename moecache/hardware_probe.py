@@ -73,7 +73,12 @@ def measure_hardware(
         bar.update(2)
     facts = provenance()
     return Hardware(
-        f"this machine ({link})", rate, latency, layer_seconds=layer_seconds, expert_seconds=expert_seconds, kind="measured",
+        f"this machine ({link})",
+        rate,
+        latency,
+        layer_seconds=layer_seconds,
+        expert_seconds=expert_seconds,
+        kind="measured",
         derivation=f"{facts['date']}, {facts['machine']['cpu']}: {how}; medians for experts of {expert_bytes} bytes; expert = "
         f"float32 matrix times vector in NumPy, the fastest {fastest:.2e} s; layer_seconds was given, not measured.",
     )

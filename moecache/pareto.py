@@ -11,9 +11,7 @@ import numpy as np
 import pandas as pd
 
 
-def pareto_front(
-    frame: pd.DataFrame, *, minimise: str | Sequence[str] = (), maximise: str | Sequence[str] = ()
-) -> pd.DataFrame:
+def pareto_front(frame: pd.DataFrame, *, minimise: str | Sequence[str] = (), maximise: str | Sequence[str] = ()) -> pd.DataFrame:
     """The rows that no other row beats: none is at least as good in every column and better in one.
 
     Parameters

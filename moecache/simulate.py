@@ -88,19 +88,33 @@ def simulate(
             _log_cancelled(logs, cache.reset(inputs.first_use.get(block.start)))
         for part in _parts(replayed, rules, block):
             log = cache.decide(
-                replayed.topk_ids[part], replayed.gate_weights[part], replayed.scores(part) if rules.needs_scores else None,
-                is_exact=inputs.is_exact[part], predicted_ids=_cut(replayed.predicted_ids, part),
-                next_use=_cut(inputs.next_use, part), keep_log=keep == "log",
+                replayed.topk_ids[part],
+                replayed.gate_weights[part],
+                replayed.scores(part) if rules.needs_scores else None,
+                is_exact=inputs.is_exact[part],
+                predicted_ids=_cut(replayed.predicted_ids, part),
+                next_use=_cut(inputs.next_use, part),
+                keep_log=keep == "log",
             )
             if log is not None:
                 logs.append(log)
     _warn_of_few_scores(trace, cache.counts)
     mass = float(cache.state.mass_sum.sum())
     return Run(
-        instrument="simulator", policy=policy, shape=trace.shape, num_slots=cache.num_slots,
-        cold_start=cold_start if isinstance(cold_start, str) else "profile", documents=documents, replay=replay,
-        document_start=replayed.document_start, decisions=concatenate_tokens(logs) if logs else None, counts=cache.counts,
-        mass_sum=mass, warmup_tokens=boundary, warm_counts=cache.counts - cold[0], warm_mass_sum=mass - cold[1],
+        instrument="simulator",
+        policy=policy,
+        shape=trace.shape,
+        num_slots=cache.num_slots,
+        cold_start=cold_start if isinstance(cold_start, str) else "profile",
+        documents=documents,
+        replay=replay,
+        document_start=replayed.document_start,
+        decisions=concatenate_tokens(logs) if logs else None,
+        counts=cache.counts,
+        mass_sum=mass,
+        warmup_tokens=boundary,
+        warm_counts=cache.counts - cold[0],
+        warm_mass_sum=mass - cold[1],
         provenance=provenance(),
     )
 

@@ -228,9 +228,7 @@ def _loaded(path: str, changed_at: int) -> RouterTrace:
     return load_trace(path, memory_map=True)
 
 
-def _run_jobs(
-    jobs: list[tuple[int, _Job]], options: _Options, num_workers: int | None
-) -> Generator[tuple[int, list[dict[str, Any]]]]:
+def _run_jobs(jobs: list[tuple[int, _Job]], options: _Options, num_workers: int | None) -> Generator[tuple[int, list[dict[str, Any]]]]:
     """Results as they come, in any order."""
     import joblib  # here, because it is a sixth of the time that `import moecache` takes
     from joblib.parallel import get_active_backend

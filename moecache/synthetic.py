@@ -116,8 +116,12 @@ def synthetic_trace(
             if scores is not None:
                 scores[part, number] = logits
     source = {
-        "kind": "synthetic", "generator": "moecache.synthetic_trace", "generator_version": GENERATOR_VERSION, "seed": seed,
-        **asdict(knobs), "router_entropy": np.asarray(router_entropy, np.float64).tolist(),
+        "kind": "synthetic",
+        "generator": "moecache.synthetic_trace",
+        "generator_version": GENERATOR_VERSION,
+        "seed": seed,
+        **asdict(knobs),
+        "router_entropy": np.asarray(router_entropy, np.float64).tolist(),
     }
     return RouterTrace(ids, weights, scores, np.full(num_tokens, -1, np.int32), starts, shape, source)
 

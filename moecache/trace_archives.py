@@ -173,4 +173,3 @@ def _read_tensor(path: Path) -> np.ndarray:
             raise ValueError(f"its tensor announces {tensor.untyped_storage().nbytes()} bytes, but its data have {sizes}")
         tensor = tensor.detach()
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-

@@ -32,8 +32,13 @@ from moecache import chapters, figures, results, stats
 from moecache.experiments import inputs, misses_report, misses_that_matter
 
 parameters = {
-    "model": model_name, "num_documents": num_documents, "num_tokens": num_tokens, "num_warmup_documents": num_warmup_documents,
-    "resident_fraction": resident_fraction, "lru_hit_rate": lru_hit_rate, "num_slots": num_slots,
+    "model": model_name,
+    "num_documents": num_documents,
+    "num_tokens": num_tokens,
+    "num_warmup_documents": num_warmup_documents,
+    "resident_fraction": resident_fraction,
+    "lru_hit_rate": lru_hit_rate,
+    "num_slots": num_slots,
 }
 
 # %% [markdown]
@@ -46,8 +51,10 @@ parameters = {
 
 # %%
 measured = results.load_or_run(
-    "04_misses_that_matter", parameters,
-    lambda: misses_that_matter.measure_reference(**parameters), inputs=inputs.reference_inputs(model_name),
+    "04_misses_that_matter",
+    parameters,
+    lambda: misses_that_matter.measure_reference(**parameters),
+    inputs=inputs.reference_inputs(model_name),
 )
 frame = stats.unique_documents(measured.frame)
 capacities = sorted(frame["num_slots"].unique())
@@ -116,7 +123,8 @@ chapters.show(
 
 # %% tags=["hide-input"]
 planned = stats.paired_tests(
-    misses_report.one_setting(frame, first, "admitted_anyway"), misses_report.planned_pairs(frame),
+    misses_report.one_setting(frame, first, "admitted_anyway"),
+    misses_report.planned_pairs(frame),
 )
 chapters.show_table(planned, digits=4)
 
@@ -125,7 +133,8 @@ chapters.show_table(planned, digits=4)
 
 # %% tags=["hide-input"]
 ratios = stats.ratios_of_increases(
-    misses_report.one_setting(frame, first, "admitted_anyway"), misses_report.planned_ratios(frame),
+    misses_report.one_setting(frame, first, "admitted_anyway"),
+    misses_report.planned_ratios(frame),
 )
 chapters.show_table(ratios.drop(columns=["note"]), digits=3)
 

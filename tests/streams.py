@@ -112,7 +112,11 @@ def assert_same_decisions(stream, policy, num_slots, cold_start="first", is_exac
     residents = [[int(e) for e in cache.state.expert_in_slot[layer] if e >= 0] for layer in range(num_layers)]
     twins = [
         TwinLayer(
-            twin_policy(policy, top_k), shape.num_experts, int(cache.num_slots[layer]), residents[layer], layer,
+            twin_policy(policy, top_k),
+            shape.num_experts,
+            int(cache.num_slots[layer]),
+            residents[layer],
+            layer,
             None if buddies is None else buddies[layer],
         )
         for layer in range(num_layers)
@@ -130,8 +134,12 @@ def assert_same_decisions(stream, policy, num_slots, cold_start="first", is_exac
         for layer, twin in enumerate(twins):
             for token in range(start, stop):
                 twin.step(
-                    ids[token, layer].tolist(), weights[token, layer], scores[token, layer], bool(is_exact[token]),
-                    predicted[token, layer].tolist(), next_use[token, layer].tolist(),
+                    ids[token, layer].tolist(),
+                    weights[token, layer],
+                    scores[token, layer],
+                    bool(is_exact[token]),
+                    predicted[token, layer].tolist(),
+                    next_use[token, layer].tolist(),
                 )
             _compare(log, twin, layer, start, stop)
     for layer, twin in enumerate(twins):

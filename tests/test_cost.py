@@ -72,8 +72,14 @@ class Twin:
 
     def under_way(self, layer, expert, token, now):
         """At most one copy of an expert: asked for, not landed by layer `now`, not taken over by a prefetch."""
-        return [copy for copy in self.copies if (copy["layer"], copy["expert"]) == (layer, expert) and not copy["is_taken"]
-                and copy["left"] is not None and (copy["landed"], copy["layer"]) > (token, now)]
+        return [
+            copy
+            for copy in self.copies
+            if (copy["layer"], copy["expert"]) == (layer, expert)
+            and not copy["is_taken"]
+            and copy["left"] is not None
+            and (copy["landed"], copy["layer"]) > (token, now)
+        ]
 
     def book(self, copy, token, now):
         if copy["left"] is None:
@@ -89,7 +95,7 @@ class Twin:
             return link
         was_in_host = block in self.host
         self.host = [b for b in self.host if b != block] + [block]
-        self.host = self.host[max(len(self.host) - self.hw.host_ram_bytes // self.num_bytes, 0):]
+        self.host = self.host[max(len(self.host) - self.hw.host_ram_bytes // self.num_bytes, 0) :]
         if was_in_host:
             return link
         self.row["disk_reads"] += 1
@@ -108,8 +114,14 @@ class Twin:
 def assert_same_as_twin(log, hardware, expert_bytes, prefetch_lead_steps=1):
     estimate = mc.estimate_seconds(log, hardware, expert_bytes, prefetch_lead_steps)
     rows = Twin(log, hardware, expert_bytes, prefetch_lead_steps).rows
-    for name, twin_name in (("compute_seconds", "compute"), ("blocking_seconds", "blocking"), ("stall_seconds", "stall"),
-                            ("link_busy_seconds", "busy"), ("transfers", "transfers"), ("disk_reads", "disk_reads")):
+    for name, twin_name in (
+        ("compute_seconds", "compute"),
+        ("blocking_seconds", "blocking"),
+        ("stall_seconds", "stall"),
+        ("link_busy_seconds", "busy"),
+        ("transfers", "transfers"),
+        ("disk_reads", "disk_reads"),
+    ):
         assert getattr(estimate, name).tolist() == [row[twin_name] for row in rows], name
     assert estimate.seconds.tolist() == [row["compute"] + row["blocking"] + row["stall"] for row in rows]
     return estimate
@@ -125,13 +137,22 @@ def machines(draw):
     """Hardware whose every constant is a binary fraction, for experts of 8 bytes."""
     disk = {}
     if draw(st.booleans()):
-        disk = {"host_ram_bytes": draw(st.integers(1, 80)), "disk_bytes_per_second": draw(st.sampled_from([1.0, 16.0, 64.0])),
-                "disk_latency_seconds": draw(fractions(8))}
+        disk = {
+            "host_ram_bytes": draw(st.integers(1, 80)),
+            "disk_bytes_per_second": draw(st.sampled_from([1.0, 16.0, 64.0])),
+            "disk_latency_seconds": draw(fractions(8)),
+        }
     return mc.Hardware(
-        "random", draw(st.sampled_from([2.0, 8.0, 32.0, 256.0])), fetch_latency_seconds=draw(fractions(8)),
-        layer_seconds=draw(fractions(24)), device_bytes_per_second=draw(st.sampled_from([8.0, 32.0, 64.0])),
-        token_seconds=draw(fractions(16)), overlap=draw(st.sampled_from([0.0, 0.5, 1.0])),
-        low_precision_seconds=draw(st.one_of(st.none(), fractions(4))), cpu_seconds=draw(fractions(40)), **disk,
+        "random",
+        draw(st.sampled_from([2.0, 8.0, 32.0, 256.0])),
+        fetch_latency_seconds=draw(fractions(8)),
+        layer_seconds=draw(fractions(24)),
+        device_bytes_per_second=draw(st.sampled_from([8.0, 32.0, 64.0])),
+        token_seconds=draw(fractions(16)),
+        overlap=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        low_precision_seconds=draw(st.one_of(st.none(), fractions(4))),
+        cpu_seconds=draw(fractions(40)),
+        **disk,
     )
 
 
@@ -165,8 +186,11 @@ def random_log(generator, num_tokens=12, num_layers=3, num_experts=5, top_k=3, n
         asked = landed if kind == PREFETCH else asked
         rows[landed, layer, expert] = (asked, landed, layer, expert, -1, kind, int(generator.integers(4)))
     return mc.DecisionLog(
-        generator.integers(0, 7, size).astype(np.uint8), computed, np.full(size, -1, np.int16),
-        np.array(sorted(rows.values(), key=lambda row: row[1]), np.int64).reshape(-1, 7), np.zeros(size[:2], np.float32),
+        generator.integers(0, 7, size).astype(np.uint8),
+        computed,
+        np.full(size, -1, np.int16),
+        np.array(sorted(rows.values(), key=lambda row: row[1]), np.int64).reshape(-1, 7),
+        np.zeros(size[:2], np.float32),
     )
 
 
@@ -178,8 +202,11 @@ def make_log(outcomes, computed_ids=None, arrivals=()):
     outcome = np.array(outcomes, np.uint8)
     computed = np.broadcast_to(np.arange(outcome.shape[2]), outcome.shape) if computed_ids is None else computed_ids
     return mc.DecisionLog(
-        outcome, np.array(computed, np.int16), np.full(outcome.shape, -1, np.int16),
-        np.array(arrivals, np.int64).reshape(-1, 7), np.zeros(outcome.shape[:2], np.float32),
+        outcome,
+        np.array(computed, np.int16),
+        np.full(outcome.shape, -1, np.int16),
+        np.array(arrivals, np.int64).reshape(-1, 7),
+        np.zeros(outcome.shape[:2], np.float32),
     )
 
 
@@ -277,8 +304,9 @@ def test_bytes_are_those_of_the_run(trace):
     run = mc.simulate(trace, policy, 16)
     estimate = mc.estimate_seconds(run, "nvme")
     fetches = zip(*np.nonzero(run.decisions.outcome == FETCHED), strict=True)
-    spans = {(layer, expert, clock) for asked, landed, layer, expert, *_ in run.decisions.arrivals.tolist()
-             for clock in range(asked + 1, landed)}
+    spans = {
+        (layer, expert, clock) for asked, landed, layer, expert, *_ in run.decisions.arrivals.tolist() for clock in range(asked + 1, landed)
+    }
     num_under_way = sum((layer, run.decisions.computed_ids[token, layer, rank], token) in spans for token, layer, rank in fetches)
     assert num_under_way > 0
     assert estimate.transfers.sum() * 6 * MIB == run.bytes_moved - num_under_way * 6 * MIB

@@ -14,9 +14,7 @@ def texts(num_documents=7, num_tokens=60):
     generator = np.random.default_rng(1)
     domains = ["code", "prose"]
     return [
-        SimpleNamespace(
-            tokens=generator.integers(0, 60, num_tokens), domain=domains[i % 2], cluster=f"c{i // 2}", name=f"document {i}"
-        )
+        SimpleNamespace(tokens=generator.integers(0, 60, num_tokens), domain=domains[i % 2], cluster=f"c{i // 2}", name=f"document {i}")
         for i in range(num_documents)
     ]
 

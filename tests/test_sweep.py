@@ -110,8 +110,16 @@ def test_finished_combinations_are_not_run_again(trace, here, tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     "changes",
-    [{"warmup_tokens": 51}, {"hardware": "pcie5"}, {"cold_start": "empty"}, {"documents": "reset"}, {"exact_prefix_tokens": 3},
-     {"cold_start": np.tile(np.arange(47, 39, -1), (2, 1))}, {"expert_bytes": 7}, {"prefetch_lead_steps": 2}],
+    [
+        {"warmup_tokens": 51},
+        {"hardware": "pcie5"},
+        {"cold_start": "empty"},
+        {"documents": "reset"},
+        {"exact_prefix_tokens": 3},
+        {"cold_start": np.tile(np.arange(47, 39, -1), (2, 1))},
+        {"expert_bytes": 7},
+        {"prefetch_lead_steps": 2},
+    ],
 )
 def test_a_changed_option_never_meets_an_old_number(trace, tmp_path, monkeypatch, changes):
     options = {"warmup_tokens": 50, "hardware": "pcie4", "store": tmp_path, "num_workers": 1, "progress": False}
@@ -245,7 +253,8 @@ def test_the_front_keeps_what_nothing_beats():
 def test_the_front_against_its_definition():
     frame = pd.DataFrame(np.random.default_rng(0).integers(0, 12, (200, 2)), columns=["x", "y"])
     expected = [
-        i for i, row in frame.iterrows()
+        i
+        for i, row in frame.iterrows()
         if not any(o.x <= row.x and o.y >= row.y and (o.x < row.x or o.y > row.y) for o in frame.itertuples())
     ]
     assert sorted(mc.pareto_front(frame, minimise="x", maximise="y").index) == expected

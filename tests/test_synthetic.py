@@ -93,8 +93,19 @@ def test_topics_that_change_cost_hits(colder, warmer):
 
 
 def test_hot_sets_have_the_size_and_overlap_asked_for():
-    trace = mc.synthetic_trace(4000, 1, 100, 5, num_topics=2, topic_strength=50.0, hot_fraction=0.2, topic_overlap=0.5,
-                               popularity_skew=0.0, document_tokens=500, has_scores=False)
+    trace = mc.synthetic_trace(
+        4000,
+        1,
+        100,
+        5,
+        num_topics=2,
+        topic_strength=50.0,
+        hot_fraction=0.2,
+        topic_overlap=0.5,
+        popularity_skew=0.0,
+        document_tokens=500,
+        has_scores=False,
+    )
     called = [frozenset(trace.topk_ids[part].ravel().tolist()) for part in trace.document_slices() if part.stop - part.start > 200]
     first, second = set(called)  # two topics: each document calls one hot set or the other
     assert len(first) == len(second) == 20

@@ -77,9 +77,7 @@ def in_regime(policy: Policy, regime: str) -> Policy:
     return policy if regime == "stays_out" else policy.admitted_anyway().replace(label=policy.label)
 
 
-def measure_reference(
-    model: str, num_documents: int, num_tokens: int, num_slots: int = 0, **settings: Any
-) -> pd.DataFrame:
+def measure_reference(model: str, num_documents: int, num_tokens: int, num_slots: int = 0, **settings: Any) -> pd.DataFrame:
     """`measure` on a reference model and the first of its held-out documents; 0 slots take the two capacities."""
     documents = held_out_documents(num_documents=num_documents, num_tokens=num_tokens)
     return measure(load_model(model), documents, model, num_slots=num_slots or None, **settings)
@@ -126,8 +124,12 @@ def measure(
     warmup_tokens = sum(text.size for text in texts[:num_warmup_documents])
     trace = record(model, texts)
     shape = trace.shape
-    capacities = [num_slots] if num_slots else sorted(
-        {max(math.ceil(resident_fraction * shape.num_experts), shape.top_k), slots_for_hit_rate(trace, lru_hit_rate, warmup_tokens)}
+    capacities = (
+        [num_slots]
+        if num_slots
+        else sorted(
+            {max(math.ceil(resident_fraction * shape.num_experts), shape.top_k), slots_for_hit_rate(trace, lru_hit_rate, warmup_tokens)}
+        )
     )
     frames, exact_losses = [], None
     for slots in capacities:

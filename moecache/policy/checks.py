@@ -123,8 +123,11 @@ def _check_needs(policy: Policy) -> None:
         (policy.eviction == Eviction.DECAYED_COUNT, "half_life", "eviction='decayed_count' needs half_life, in tokens (try 128)"),
         (policy.insertion == Insertion.TINYLFU, "half_life", "insertion='tinylfu' needs half_life, in tokens, for its counts"),
         (policy.insertion == Insertion.CAP, "insertion_cap", "insertion='cap' needs insertion_cap, experts a step"),
-        (policy.admission == Admission.BACKGROUND, "mass_threshold",
-         "admission='background' needs mass_threshold (0.5 is the study's, 0 admits every miss)"),
+        (
+            policy.admission == Admission.BACKGROUND,
+            "mass_threshold",
+            "admission='background' needs mass_threshold (0.5 is the study's, 0 admits every miss)",
+        ),
         (policy.miss_rule in BUDGETS, "budget", "a budget rule needs budget, the gate weight (or its square) a step may go without"),
         (policy.miss_rule == MissRule.CACHE_PRIOR, "bonus", "miss_rule='cache_prior' needs bonus (0.2 in arXiv 2412.00099)"),
         (policy.miss_rule == MissRule.MAX_RANK, "best_ranks", "miss_rule='max_rank' needs best_ranks, more than top-k"),
@@ -158,8 +161,14 @@ def _unused_fields(policy: Policy) -> dict[str, tuple[Any, str]]:
             unused.update({name: (value, reason) for name, value in neutral.items() if name not in unused})
 
     leave(
-        policy.waits_for_every_miss, "every miss is waited for (gate_threshold=0)", wait_ranks=(), fallback=Fallback.SUBSTITUTE,
-        weight_rule=WeightRule.OWN, admission=Admission.NONE, counted_calls=CountedCalls.ALL, stand_ins_count=False,
+        policy.waits_for_every_miss,
+        "every miss is waited for (gate_threshold=0)",
+        wait_ranks=(),
+        fallback=Fallback.SUBSTITUTE,
+        weight_rule=WeightRule.OWN,
+        admission=Admission.NONE,
+        counted_calls=CountedCalls.ALL,
+        stand_ins_count=False,
     )
     leave(policy.miss_rule != MissRule.PROTECT, "only miss_rule='protect' reads it", gate_threshold=math.inf)
     leave(policy.gate_threshold in (0.0, math.inf), "the threshold is 0 or infinite", threshold_unit=ThresholdUnit.ABSOLUTE)
@@ -171,8 +180,13 @@ def _unused_fields(policy: Policy) -> dict[str, tuple[Any, str]]:
     leave(policy.insertion != Insertion.CAP, "only insertion='cap' reads it", insertion_cap=None)
     leave(policy.eviction == Eviction.STATIC, "eviction='static' inserts nothing", insertion=Insertion.EVERY)
     leave(
-        policy.admission != Admission.BACKGROUND, "only admission='background' reads it",
-        mass_threshold=None, admission_delay=None, max_in_flight=None, max_bookings=None, account_half_life=None,
+        policy.admission != Admission.BACKGROUND,
+        "only admission='background' reads it",
+        mass_threshold=None,
+        admission_delay=None,
+        max_in_flight=None,
+        max_bookings=None,
+        account_half_life=None,
     )
     leave(policy.mass_threshold == 0.0, "an account that asks at 0 never waits to fill", account_half_life=None)
     draws = policy.fallback == Fallback.RANDOM_RESIDENT or policy.eviction == Eviction.RANDOM

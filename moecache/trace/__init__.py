@@ -231,8 +231,12 @@ class RouterTrace:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, under a temporary name first."""
-        tensors = {"topk_ids": self.topk_ids, "gate_weights": self.gate_weights, "token_ids": self.token_ids,
-                   "document_start": self.document_start.astype(np.uint8)}
+        tensors = {
+            "topk_ids": self.topk_ids,
+            "gate_weights": self.gate_weights,
+            "token_ids": self.token_ids,
+            "document_start": self.document_start.astype(np.uint8),
+        }
         for name in ("selection_scores", "recorded_ids", "predicted_ids"):
             if getattr(self, name) is not None:
                 tensors[name] = getattr(self, name)

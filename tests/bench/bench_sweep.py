@@ -45,10 +45,19 @@ def _processor_seconds():
 
 def report(name, seconds, processor_seconds, num_calls, **facts):
     """One JSON line."""
-    print(json.dumps({
-        "bench": name, "seconds": round(seconds, 2), "processor_seconds": round(processor_seconds, 2), "calls": num_calls,
-        "calls_per_processor_second": round(num_calls / processor_seconds), **facts,
-    }), flush=True)
+    print(
+        json.dumps(
+            {
+                "bench": name,
+                "seconds": round(seconds, 2),
+                "processor_seconds": round(processor_seconds, 2),
+                "calls": num_calls,
+                "calls_per_processor_second": round(num_calls / processor_seconds),
+                **facts,
+            }
+        ),
+        flush=True,
+    )
 
 
 def main():
@@ -66,8 +75,15 @@ def main():
     frame, seconds, used = measured(lambda: mc.sweep(trace, POLICIES, CAPACITIES, num_workers=options.workers, progress=False))
     lru = frame[(frame["policy"] == mc.FETCH_EVERY_MISS.label) & (frame["num_slots"] == 128)]["hit_rate"].item()
     report(
-        "sweep", seconds, used, calls * len(frame), pairs=len(frame), workers=options.workers, target_seconds=TARGET_SECONDS,
-        is_met=seconds < TARGET_SECONDS, lru_hit_rate_at_128=round(lru, 4),
+        "sweep",
+        seconds,
+        used,
+        calls * len(frame),
+        pairs=len(frame),
+        workers=options.workers,
+        target_seconds=TARGET_SECONDS,
+        is_met=seconds < TARGET_SECONDS,
+        lru_hit_rate_at_128=round(lru, 4),
     )
     few = POLICIES[:6]
     frame, seconds, used = measured(lambda: mc.sweep(trace, few, 128, hardware="pcie4", num_workers=options.workers, progress=False))
