@@ -17,7 +17,7 @@ from moecache.cost import TimeEstimate, cost_sensitivity, estimate_seconds, with
 from moecache.hardware import Hardware
 from moecache.hardware_probe import measure_hardware
 from moecache.importers import load_trace
-from moecache.kernel import KERNEL_VERSION, Admission, Count, Eviction, Fallback, Insertion, Landing, MissRule, Outcome
+from moecache.kernel import KERNEL_VERSION, Admission, ArrivalKind, Count, Eviction, Fallback, Insertion, Landing, MissRule, Outcome
 from moecache.metrics import perplexity_increase
 from moecache.pareto import pareto_front
 from moecache.policy import (
@@ -63,6 +63,7 @@ __all__ = [
     "SPEED_FIRST",
     "SUBSTITUTE_EVERY_MISS",
     "Admission",
+    "ArrivalKind",
     "CapacityError",
     "Count",
     "CountedCalls",
