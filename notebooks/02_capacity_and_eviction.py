@@ -223,8 +223,8 @@ panels = report.map_panels(own_map, maps, name)
 chapters.values(map_layers=map_layers, **report.map_values(own_map, maps))
 chapters.show(
     drawn.gain_maps(panels),
-    alt="Heat maps of hit rate gained over LRU by capacity and half-life: where topics are short, long half-lives lose many points; where "
-    "they are long, or where the trace is real text, long half-lives win.",
+    alt="Heat maps of hit rate gained over LRU by capacity and half-life: half-lives much longer than a topic lose many points, "
+    "shorter ones gain a few; where topics are weak, all gain.",
 )
 
 # %% [markdown]
@@ -233,7 +233,7 @@ chapters.show(
 # up to {{best_long:.1f}} points above it, and with weak topics {{best_weak:.1f}}. A memory pays while it is shorter
 # than what it remembers stays true: recency is the right rule when topics change faster than counts forget. On
 # {{trace}} the gains range from {{own_low:+.1f}} to {{own_high:+.1f}} points. Where slots hold nearly every expert in
-# use, at the right, the choice matters little.
+# use, at the right, less hangs on the choice.
 
 # %% [markdown]
 # ## How far from the best possible?

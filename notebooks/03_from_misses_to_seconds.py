@@ -14,7 +14,7 @@
 #   should end at the same **floor**, the time of a token whose calls are all hits.
 # - **Background admission** brings experts in without anybody waiting, as long as the link has idle time. On a busy
 #   link its copies are late, and a late copy is a **stall**.
-# - **Prefetching** guesses the experts of a layer before its router has spoken. It can only raise the hit rate.
+# - **Prefetching** guesses the experts of a layer before its router has spoken. It should raise the hit rate.
 #   Others report that it nevertheless *slows down* decoding by 4 to 28 % on saturated links; we expect that too, and
 #   ask how good the guesses must be.
 # - The constants of a machine are uncertain. We expect them to move the milliseconds and to leave the order of the
@@ -134,8 +134,8 @@ chapters.show(
 
 # %% [markdown]
 # Waiting for every miss takes {{fetch_pcie4:.0f}} ms a token on PCIe 4.0, {{fetch_nvme:.0f}} from an NVMe disk and
-# {{fetch_sata:.0f}} from a SATA disk. With the same decisions, and the same model output, a better eviction alone makes
-# it {{decayed_pcie4:.2f}}, {{decayed_nvme:.2f}} and {{decayed_sata:.2f}} times as fast. Rules that substitute light
+# {{fetch_sata:.0f}} from a SATA disk. With a better eviction (decayed counts), and the model's output unchanged, it
+# is {{decayed_pcie4:.2f}}, {{decayed_nvme:.2f}} and {{decayed_sata:.2f}} times as fast. Rules that substitute light
 # misses come close to the floor ({{floor_pcie4:.1f}}, {{floor_nvme:.0f}} and {{floor_sata:.0f}} ms): the 0.15 rule is
 # {{rule_pcie4:.1f}}, {{rule_nvme:.1f}} and {{rule_sata:.1f}} times as fast as fetching, quality-first
 # {{quality_pcie4:.1f}}, {{quality_nvme:.1f}} and {{quality_sata:.1f}} times. How much a rule gains is a property of
