@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from moecache.experiments import baselines, capacity, reference_controls, reference_model
+from moecache.experiments import baselines, capacity, capacity_slots, reference_controls, reference_model
 from moecache.reference import Document, held_out_documents, load_model, load_tokenizer
 
 QUARTER = 0.25
@@ -62,8 +62,8 @@ def _lru() -> list[Any]:
 
 
 def target(model: str, num_documents: int, num_tokens: int, hit_rate: float, warmup_tokens: int) -> pd.DataFrame:
-    """The fewest slots at which LRU hits so often: `capacity.target_slots`."""
-    return capacity.target_slots(read(model, num_documents, num_tokens).trace, [hit_rate], warmup_tokens)
+    """The fewest slots at which LRU hits so often: `capacity_slots.target_slots`."""
+    return capacity_slots.target_slots(read(model, num_documents, num_tokens).trace, [hit_rate], warmup_tokens)
 
 
 def target_by_layer(model: str, num_documents: int, num_tokens: int, hit_rate: float, warmup_tokens: int) -> pd.DataFrame:
