@@ -22,8 +22,8 @@ import numpy as np
 import pandas as pd
 
 from moecache.emulate import emulate
-from moecache.experiments.capacity_slots import slots_for_hit_rate
 from moecache.experiments.capacity_report import FEWEST_EVICTIONS, TooFewEvictions
+from moecache.experiments.capacity_slots import slots_for_hit_rate
 from moecache.policy import (
     FETCH_EVERY_MISS,
     FIRST_CHOICE,
