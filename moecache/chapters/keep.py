@@ -10,7 +10,11 @@ from pathlib import Path
 from moecache import results
 from moecache.chapters.display import RECORD_TYPE
 from moecache.chapters.study import EDITIONS, Job, find_jobs
+from moecache.experiments import misses_report
+from moecache.frame_file import read_frame
+from moecache.stats import unique_documents
 
+MAIN_FIGURE = "which_misses_matter.png"
 _MAX_BYTES = 5_000_000
 
 
@@ -34,7 +38,25 @@ def keep_results(root: Path) -> list[Path]:
         if path.relative_to(stored) not in used:
             path.unlink()
             path.with_suffix(".json").unlink(missing_ok=True)
+    draw_main_figure(root)
     return [stored / place for place in used]
+
+
+def draw_main_figure(root: Path) -> Path:
+    """Draw the README's figure from the stored results of chapter 04; returns its path.
+
+    Raises
+    ------
+    ValueError
+        If nothing is stored of that chapter.
+    """
+    tables = sorted((root / "data" / "results" / "04_misses_that_matter").glob("*.csv"))
+    if not tables:
+        raise ValueError("nothing is stored of chapter 04; run `make study PROFILE=full` and `make keep` first")
+    frame, _ = read_frame(tables[0])
+    target = root / "book" / MAIN_FIGURE
+    misses_report.main_figure(unique_documents(frame)).savefig(target, dpi=120)
+    return target
 
 
 def _used(job: Job) -> Iterator[Path]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from moecache import stats
+from moecache import figures, stats
 
 
 def last_rank_rule(frame: pd.DataFrame) -> str:
@@ -119,6 +120,11 @@ def mass_sentence(frame: pd.DataFrame, num_slots: int, regime: str = "stays_out"
         row = found[found["method"] == "spearman"].iloc[0]
         parts.append(f"{name}: Spearman {row['r']:.2f} [{row['low']:.2f}, {row['high']:.2f}]")
     return "Across " + "; ".join(parts) + "."
+
+
+def main_figure(frame: pd.DataFrame) -> Figure:
+    """The study's main figure: what each rule costs at the first capacity, every substituted expert admitted anyway."""
+    return figures.forest(setting(tables(frame), int(frame["num_slots"].min()), "admitted_anyway"))
 
 
 def values(frame: pd.DataFrame, table: pd.DataFrame, num_warmup: int, lru_hit_rate: float) -> dict[str, Any]:
