@@ -26,6 +26,7 @@ class Twin:
         self.num_layers = log.outcome.shape[1]
         names = ("asked", "landed", "layer", "expert", "victim", "kind", "reason")
         rows = [row for row in log.arrivals.tolist() if row[6] != CANCELLED]
+        rows.sort(key=lambda row: (row[1], row[2]))  # as they land; an emulator logs them layer by layer
         self.copies = [dict(zip(names, row, strict=True), left=None, is_taken=False) for row in rows]
         self.host = []  # blocks in host memory, least recently read first
         self.rows = [self.token(token) for token in range(log.outcome.shape[0])]
