@@ -64,10 +64,10 @@ def book(asked: argparse.Namespace) -> int:
 
 
 def keep(asked: argparse.Namespace) -> int:
-    """Store what the last full study measured, for the book and for others."""
-    from moecache.chapters.keep import keep_results
+    """Store what the last full study measured, for the book and for others, and draw the README's figure from it."""
+    from moecache.chapters.keep import draw_main_figure, keep_results
 
-    for path in keep_results(_clone()):
+    for path in [*keep_results(_clone()), draw_main_figure(_clone())]:
         print(path)
     return 0
 

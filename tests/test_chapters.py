@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from moecache.chapters.assemble import assemble, with_values
 from moecache.chapters.check_pages import faults
 from moecache.chapters.execute import ChapterFailed, run_chapter
 from moecache.chapters.fill import fill
-from moecache.chapters.keep import keep_results
+from moecache.chapters.keep import MAIN_FIGURE, draw_main_figure, keep_results
 from moecache.chapters.page import to_html
 from moecache.chapters.source import ChapterError, find_chapters, read_parameters
 
@@ -396,3 +397,14 @@ def test_a_fault_of_a_page_fails_the_book(executed, tmp_path, page, text, told):
     with pytest.raises((render.BookFailed, ValueError), match=told):
         render.make_book(root, [study.Job(chapter, study.EDITIONS["quick"], target, ())])
     assert not (root / "book" / "_build" / "html").exists()
+
+
+def test_the_main_figure_is_drawn_from_what_is_stored(tmp_path):
+    with pytest.raises(ValueError, match="nothing is stored of chapter 04"):
+        draw_main_figure(tmp_path)
+    clone = Path(__file__).parents[1]
+    shutil.copytree(clone / "data" / "results" / "04_misses_that_matter", tmp_path / "data" / "results" / "04_misses_that_matter")
+    (tmp_path / "book").mkdir()
+    assert draw_main_figure(tmp_path).stat().st_size > 20_000
+    assert (clone / "book" / MAIN_FIGURE).is_file()
+    assert f"book/{MAIN_FIGURE}" in (clone / "README.md").read_text()

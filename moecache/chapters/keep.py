@@ -38,7 +38,6 @@ def keep_results(root: Path) -> list[Path]:
         if path.relative_to(stored) not in used:
             path.unlink()
             path.with_suffix(".json").unlink(missing_ok=True)
-    draw_main_figure(root)
     return [stored / place for place in used]
 
 
