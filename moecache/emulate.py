@@ -30,7 +30,7 @@ from moecache.experts import LayerErrors, replaced_rows, reroute
 from moecache.families import Routing, check_router, family_of, model_shape, routing_of
 from moecache.hf_internals import RouterOutput
 from moecache.kernel import Fallback
-from moecache.policy import Policy, WeightRule
+from moecache.policy import Policy, WeightRule, check_policy
 from moecache.provenance import provenance
 from moecache.run import Run
 from moecache.score import (
@@ -109,6 +109,7 @@ def emulate(
     """
     texts = as_documents(model, token_ids)
     check_evaluation(model)
+    check_policy(policy)
     _check_arguments(policy, documents, exact_prefix_tokens)
     shape = model_shape(model)
     cache = ExpertCache(shape, policy, num_slots, cold_start=cold_start, seed=seed)

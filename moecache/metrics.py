@@ -6,6 +6,8 @@ over steps, between 0 and 1. Nothing here knows which policy made the decisions.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -121,21 +123,30 @@ def token_frame(log: DecisionLog, document_start: np.ndarray, loss_nats: np.ndar
     return pd.DataFrame(columns).rename(columns={"hit": "hits"})
 
 
-def perplexity_increase(loss_nats: np.ndarray, exact_loss_nats: np.ndarray) -> float:
+def perplexity_increase(loss_nats: Any, exact_loss_nats: Any) -> float:
     """exp(mean paired difference of token losses) - 1, over tokens where both are known.
 
     Parameters
     ----------
-    loss_nats, exact_loss_nats : [T] token losses of the same tokens; NaN where there is none (a document's first token).
+    loss_nats, exact_loss_nats : [T] token losses of the same tokens, or runs that hold them; NaN where there is none (a document's
+        first token).
 
     Raises
     ------
     ValueError : arrays of different length, or no token with both losses.
     """
-    loss, exact = np.asarray(loss_nats, np.float64), np.asarray(exact_loss_nats, np.float64)
+    loss, exact = _losses(loss_nats), _losses(exact_loss_nats)
     if loss.shape != exact.shape:
         raise ValueError(f"losses of {loss.shape} and {exact.shape} tokens cannot be paired; score the same text twice")
     difference = (loss - exact)[~np.isnan(loss) & ~np.isnan(exact)]
     if difference.size == 0:
         raise ValueError("no token has both losses, so there is nothing to compare")
     return float(np.expm1(difference.mean()))
+
+
+def _losses(of: Any) -> np.ndarray:
+    """[T] float64 from losses or from a run."""
+    losses = getattr(of, "loss_nats", of)
+    if losses is None:
+        raise ValueError("this run has no token losses: the simulator runs no model; use moecache.emulate")
+    return np.asarray(losses, np.float64)

@@ -69,7 +69,8 @@ def as_documents(model: Any, token_ids: Any) -> list[NDArray[np.int32]]:
     for position, document in enumerate(documents):
         if document.ndim != 1 or document.size == 0 or not np.issubdtype(document.dtype, np.integer):
             raise ValueError(
-                f"document {position} must be a row of at least one integer token id, got {document.dtype} of shape {document.shape}"
+                f"document {position} must be a row of at least one integer token id, got {document.dtype} of shape {document.shape}; "
+                "of a held-out document pass its .tokens"
             )
         if document.min() < 0 or document.max() >= vocabulary:
             raise ValueError(

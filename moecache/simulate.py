@@ -17,7 +17,7 @@ import numpy.typing as npt
 from moecache.cache import ExpertCache, slots_per_layer
 from moecache.calibrate import future_calls
 from moecache.kernel.codes import OUTSIDE_RECORDED, SUBSTITUTED
-from moecache.policy import Policy
+from moecache.policy import Policy, check_policy
 from moecache.provenance import provenance
 from moecache.run import Run
 from moecache.steps import check_recorded
@@ -70,6 +70,7 @@ def simulate(
     -----
     UserWarning : more than 0.1 % of the stand-ins lie outside the scores that a compact trace holds, and were fetched.
     """
+    check_policy(policy)
     _check_options(trace, policy, documents, keep, replay, warmup_tokens, exact_prefix_tokens)
     replayed = trace if replay == "atomic" else _one_call_a_step(trace)
     rules = policy if replay == "atomic" else _stretched(policy, trace.shape.top_k)

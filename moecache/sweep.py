@@ -33,7 +33,7 @@ from moecache.cost import estimate_seconds
 from moecache.hardware import Hardware, as_hardware
 from moecache.importers import load_trace
 from moecache.kernel import KERNEL_VERSION
-from moecache.policy import Policy
+from moecache.policy import Policy, check_policy
 from moecache.simulate import simulate
 from moecache.sweep_store import stored_results, write_result
 from moecache.trace import RouterTrace
@@ -109,7 +109,7 @@ def sweep(
     ------
     ValueError : before anything runs: a combination that cannot be replayed, or names that are not different.
     """
-    named, kinds = _named_traces(traces), _as_list(policies, Policy)
+    named, kinds = _named_traces(traces), [check_policy(policy) for policy in _as_list(policies, Policy)]
     machines = () if hardware is None else tuple(as_hardware(h) for h in _as_list(hardware, (Hardware, str)))
     options = _Options(
         warmup_tokens, cold_start, documents, exact_prefix_tokens, seed, buddies, machines, expert_bytes, prefetch_lead_steps

@@ -144,7 +144,7 @@ def report_trace(trace: RouterTrace, num_slots: int | None = None) -> TraceRepor
         evictions=evictions,
         cold_share=cold_share,
         router_entropy=_router_entropy(trace),
-        warnings=(*_replay_warnings(evictions, cold_share, calls, slots), *_repeated_documents(trace)),
+        warnings=(*_score_warnings(trace), *_replay_warnings(evictions, cold_share, calls, slots), *_repeated_documents(trace)),
     )
 
 
@@ -221,6 +221,12 @@ def _replay_warnings(evictions: np.ndarray, cold_share: np.ndarray, calls: int, 
             f"cold: {mean:.0%} of the misses are first calls, which no policy avoids; use a longer trace, or tell cold and warm apart"
         )
     return told
+
+
+def _score_warnings(trace: RouterTrace) -> list[str]:
+    if trace.selection_scores is not None:
+        return []
+    return ["no scores of the experts outside the top-k: policies that substitute by score cannot be replayed (other fallbacks can)"]
 
 
 def _repeated_documents(trace: RouterTrace) -> list[str]:

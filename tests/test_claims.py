@@ -238,7 +238,7 @@ def test_the_page_shows_verdicts_evidence_and_where_it_was_measured(tmp_path: Pa
     _store(tmp_path, _frame(WORLD, SETTINGS))
     (tmp_path / "04_which_misses_matter.py").touch()
     text = claims.page(tmp_path, tmp_path)
-    assert "| **supported** in all 2 settings | not measured | [04](chapters/04_which_misses_matter.ipynb) |" in text
+    assert "| **supported**: in all 2 settings | not measured | [04](chapters/04_which_misses_matter.ipynb) |" in text
     assert "- reference-512, 128 slots, a substituted miss stays out: **supported**. *only rank 0 substituted* has 7.4 %" in text
     assert "*MEASURED* on one core of a test, 2026-11-29, commit 0123456789." in text
     unbuilt = claims.page(tmp_path, tmp_path, built=["00"])

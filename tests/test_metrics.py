@@ -1,6 +1,7 @@
 """Rates and sums from a log written by hand, and the perplexity increase."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -95,3 +96,11 @@ def test_perplexity_increase_needs_pairs():
         mc.perplexity_increase(np.zeros(3), np.zeros(4))
     with pytest.raises(ValueError, match="no token has both losses"):
         mc.perplexity_increase([np.nan, 1.0], [1.0, np.nan])
+
+
+def test_perplexity_increase_takes_runs_and_says_when_they_have_no_losses():
+    with_losses = SimpleNamespace(loss_nats=np.array([np.nan, 1.0, 2.0]))
+    exact = SimpleNamespace(loss_nats=np.array([np.nan, 0.5, 1.5]))
+    assert mc.perplexity_increase(with_losses, exact) == pytest.approx(np.expm1(0.5))
+    with pytest.raises(ValueError, match="the simulator runs no model"):
+        mc.perplexity_increase(SimpleNamespace(loss_nats=None), exact)

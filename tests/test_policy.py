@@ -252,3 +252,12 @@ def test_compile_names_the_rank_that_does_not_exist():
         mc.max_rank(4).compile(4)
     with pytest.raises(ValueError, match=r"top_k=63 is outside 1\.\.62"):
         mc.Policy().compile(63)
+
+
+@pytest.mark.parametrize("wrong", ["quality_first", None, 3])
+def test_what_is_no_policy_is_answered_with_the_presets(wrong):
+    trace = mc.RouterTrace.from_arrays(np.zeros((2, 1, 1), int), np.ones((2, 1, 1)), num_experts=2)
+    with pytest.raises(ValueError, match=r"is no Policy; use a preset .*moecache.QUALITY_FIRST"):
+        mc.simulate(trace, wrong, 1)
+    with pytest.raises(ValueError, match="is no Policy"):
+        mc.sweep(trace, [wrong], [1], progress=False)

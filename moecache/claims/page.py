@@ -65,7 +65,7 @@ def page(notebooks: Path = _ROOT / "notebooks", stored: Path | None = None, buil
 
 def _row(claim: Claim, verdicts: Mapping[str, Verdict], chapters: Mapping[str, str]) -> str:
     verdict = combine(verdicts)
-    ours = f"{_MARKS[verdict.state]} {verdict.evidence}".strip()
+    ours = ": ".join(part for part in (_MARKS[verdict.state], verdict.evidence) if part)
     links = ", ".join(
         f"[{number}](chapters/{chapters[number]}.ipynb)" if number in chapters else f"{number} (planned)" for number in claim.chapters
     )
@@ -77,7 +77,8 @@ def _how(drawing: Drawing) -> str:
     unit = "cluster of documents of one origin" if drawing.unit == "cluster" else "document"
     return _spaced(
         f"Every interval is a {drawing.confidence:.0%} percentile interval of {drawing.num_draws:,} bootstrap draws; the "
-        f"unit is the {unit}. With fewer than {drawing.fewest_units} units a verdict is inconclusive. Policies are a "
+        f"unit is the {unit}. With fewer than {drawing.fewest_units} units a verdict is inconclusive. A rank "
+        "correlation over few rules takes few values, so its interval may shrink to a point. Policies are a "
         "design, not a sample, so there is no p-value over policies.\n"
     )
 

@@ -242,6 +242,14 @@ _NUMBERS = {
 }
 
 
+def check_policy(policy: Any) -> Policy:
+    """The policy itself; a name or anything else is a ValueError that lists the presets."""
+    if isinstance(policy, Policy):
+        return policy
+    names = ", ".join(f"moecache.{name}" for name in PRESET_NAMES)
+    raise ValueError(f"{policy!r} is no Policy; use a preset ({names}) or make one with moecache.Policy(...)")
+
+
 def threshold(gate_threshold: float, first_choice: bool = False, **rest: Any) -> Policy:
     """Wait for misses of at least `gate_threshold`, and with `first_choice` for every first choice."""
     return Policy(wait_ranks=(0,) if first_choice else (), gate_threshold=gate_threshold, **rest)
@@ -283,4 +291,5 @@ SUBSTITUTE_EVERY_MISS = Policy(gate_threshold=math.inf, label="substitute every 
 _STUDY = {"eviction": "decayed_count", "half_life": 128, "admission": "background", "mass_threshold": 0.5}
 QUALITY_FIRST = GATE_015.replace(**_STUDY, label="quality-first")
 SPEED_FIRST = FIRST_CHOICE.replace(**_STUDY, label="speed-first")
+PRESET_NAMES = ("FETCH_EVERY_MISS", "GATE_015", "FIRST_CHOICE", "SUBSTITUTE_EVERY_MISS", "QUALITY_FIRST", "SPEED_FIRST")
 PRESETS = (FETCH_EVERY_MISS, GATE_015, FIRST_CHOICE, SUBSTITUTE_EVERY_MISS, QUALITY_FIRST, SPEED_FIRST)

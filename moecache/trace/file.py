@@ -13,7 +13,6 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -50,13 +49,12 @@ def write_trace_file(path: Path, tensors: dict[str, np.ndarray], shape: ModelSha
     header = {"format": FORMAT, "shape": json.dumps(asdict(shape)), "source": json.dumps(source)}
     header["sha256"] = checksum(tensors, header)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    os.close(handle)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")  # made by the user's own permissions, unlike mkstemp's
     try:
         save_file(tensors, temporary, header)
         os.replace(temporary, path)
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def read_trace_file(path: Path, memory_map: bool) -> tuple[dict[str, np.ndarray], ModelShape, dict[str, Any]]:
