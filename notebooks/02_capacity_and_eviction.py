@@ -29,7 +29,7 @@
 trace_path = ""  # a trace file; empty: what the routers of the reference model say about its held-out text
 trace_source = ""  # where that file was published, for titles
 trace_num_experts = 0  # experts a layer, where the file does not say; 0: it does
-num_documents = 16  # held-out documents, for the reference model
+num_documents = 12  # held-out documents, for the reference model
 num_tokens = 1000  # tokens a document, for the reference model
 warmup_tokens = 4000  # tokens before the warm window, rounded up to a whole document
 capacity_fractions = [0.03125, 0.0625, 0.125, 0.25, 0.5, 0.75]  # slots as shares of a layer's experts
@@ -38,7 +38,7 @@ evictions = ["lru", "fifo", "random", "plain_count", "plain_count_forget", "deca
 half_lives_tokens = [8, 32, 128, 512, 2048]  # half-lives of decayed counts, tokens
 map_half_lives_tokens = [2, 8, 32, 128, 512, 2048]  # half-lives in the map of recency against frequency, tokens
 topics = [[32, 2.0], [128, 2.0], [512, 2.0], [2048, 2.0], [512, 0.7]]  # synthetic traces: mean tokens of a topic, its pull on the router
-map_tokens = 4000  # tokens of each synthetic trace of the map
+map_tokens = 2000  # tokens of each synthetic trace of the map
 map_layers = 4  # layers of each synthetic trace of the map
 planned_half_life_tokens = 128  # the one of them at which conclusions are drawn
 lru_target_fraction = 0.915  # hit rate for which LRU's number of slots is looked for
