@@ -84,7 +84,10 @@ class TraceReport:
         return pd.DataFrame(columns)
 
     def __str__(self) -> str:
-        shape, kinds = self.shape, {0: "none", self.shape.num_experts: f"of all {self.shape.num_experts} experts"}
+        shape, kinds = (
+            self.shape,
+            {0: "none (no stand-in by score can be replayed)", self.shape.num_experts: f"of all {self.shape.num_experts} experts"},
+        )
         shortest, median, longest = self.document_tokens
         scores = kinds.get(self.num_recorded, f"of the best {self.num_recorded} of {shape.num_experts} experts")
         lines = [
@@ -144,7 +147,7 @@ def report_trace(trace: RouterTrace, num_slots: int | None = None) -> TraceRepor
         evictions=evictions,
         cold_share=cold_share,
         router_entropy=_router_entropy(trace),
-        warnings=(*_score_warnings(trace), *_replay_warnings(evictions, cold_share, calls, slots), *_repeated_documents(trace)),
+        warnings=(*_replay_warnings(evictions, cold_share, calls, slots), *_repeated_documents(trace)),
     )
 
 
@@ -221,12 +224,6 @@ def _replay_warnings(evictions: np.ndarray, cold_share: np.ndarray, calls: int, 
             f"cold: {mean:.0%} of the misses are first calls, which no policy avoids; use a longer trace, or tell cold and warm apart"
         )
     return told
-
-
-def _score_warnings(trace: RouterTrace) -> list[str]:
-    if trace.selection_scores is not None:
-        return []
-    return ["no scores of the experts outside the top-k: policies that substitute by score cannot be replayed (other fallbacks can)"]
 
 
 def _repeated_documents(trace: RouterTrace) -> list[str]:
