@@ -20,7 +20,7 @@ def last_rank_rule(frame: pd.DataFrame) -> str:
 
 
 def planned_pairs(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """The comparisons fixed before the numbers were seen, as (rule, against)."""
+    """The comparisons fixed before the full run, after small pilots, as (rule, against)."""
     half = next(label for label in frame["policy"].unique() if label.startswith("first ") and label not in ("first choice", "first 3"))
     return [
         ("only rank 0 substituted", last_rank_rule(frame)),
@@ -33,7 +33,7 @@ def planned_pairs(frame: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def planned_ratios(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """The ratios of increases fixed before the numbers were seen, as (above, below)."""
+    """The ratios of increases fixed before the full run, after small pilots, as (above, below)."""
     return [
         ("substitute every miss", "0.15 rule"),
         ("only rank 0 substituted", last_rank_rule(frame)),
