@@ -121,7 +121,8 @@ chapters.show(
 #
 # The unit is the document: each rule's loss is paired with the exact model's on the same document. The comparisons below were fixed
 # before the full run was made, but after small pilot runs on a few documents: call them planned for the full run, and not blind. Their
-# p-values are corrected for their number (Holm). All other comparisons on this page are exploratory. Policies are a design, not a sample, so there is no p-value over policies.
+# p-values are corrected for their number (Holm).
+# All other comparisons on this page are exploratory. Policies are a design, not a sample, so there is no p-value over policies.
 
 # %% tags=["hide-input"]
 planned = stats.paired_tests(
