@@ -44,7 +44,7 @@ def test_word_problems_add_up():
 
 
 def test_interpreter_lines_print_what_python_prints():
-    allowed = {"__builtins__": {}, "sorted": sorted, "len": len, "max": max, "min": min, "str": str}
+    allowed = {"__builtins__": {}, "sorted": sorted, "len": len, "max": max, "min": min, "str": str, "sum": sum}
     for document in tasks.documents(interpreter_lines.templates(), 400, 3):
         for item in document.items:
             *assignments, expression = [line.removeprefix(">>> ") for line in item.question.strip().split("\n")]

@@ -1,12 +1,15 @@
 """Interpreter lines: an expression as it is typed, and the value as Python prints it.
 
-    >>> sorted([3, 1, 2])
-    [1, 2, 3]
+    >>> max(3, 8)
+    8
 
-Template = (operation, operand, form). The operand is a short list of digits, a short list of words, a word or a
-small number; the form writes it in place (`sorted([3, 1, 2])`) or through a name (`x = [3, 1, 2]`, then
-`sorted(x)`). The value printed is the operation applied to the operand, by Python, while the item is made; no text
-is ever executed.
+Template = (operation, operand, form). The operand is a pair of digits, a number of two digits or a short word; the form
+writes it in place (`max(3, 8)`) or gives it a name first (`x = 3`, then `max(x, 8)`). The value printed is the
+operation applied to the operand, by Python, while the item is made; no text is ever executed.
+
+Every operation is a table of at most a hundred entries, so what an item asks for is to find the operand and to know
+the table. An earlier version (texts version 1) asked for lists of several digits or words: a model of this size that
+had read 7 million tokens solved 3 % of those, because it could not copy a list.
 
 See `tasks` for items, templates and the held-out rule.
 """
@@ -27,55 +30,49 @@ _WORD_LIST = (
     "door fish goat horn knee leaf mint note pear ring ship town vase wind bell corn duck fire"
 )
 WORDS = tuple(_WORD_LIST.split())
-_Operation = tuple[str, Callable[[Any], Any]]
+_Operation = tuple[str, Callable[..., Any]]
+_Operand = Callable[[np.random.Generator], tuple]
 
 
-def _digits(rng: np.random.Generator) -> list[int]:
-    return rng.integers(0, 10, size=int(rng.integers(2, 5))).tolist()
+def _digits(rng: np.random.Generator) -> tuple:
+    return tuple(rng.integers(0, 10, size=2).tolist())
 
 
-def _words(rng: np.random.Generator) -> list[str]:
-    return [pick(rng, WORDS) for _ in range(int(rng.integers(2, 4)))]
+def _number(rng: np.random.Generator) -> tuple:
+    return (int(rng.integers(10, 100)),)
 
 
-def _word(rng: np.random.Generator) -> str:
-    return pick(rng, WORDS)
+def _word(rng: np.random.Generator) -> tuple:
+    return (pick(rng, WORDS),)
 
 
-def _number(rng: np.random.Generator) -> int:
-    return int(rng.integers(0, 100))
-
-
-SEQUENCE: dict[str, _Operation] = {
-    "sorted": ("sorted({})", sorted),
-    "len": ("len({})", len),
-    "first": ("{}[0]", lambda x: x[0]),
-    "last": ("{}[-1]", lambda x: x[-1]),
-    "rest": ("{}[1:]", lambda x: x[1:]),
-    "reverse": ("{}[::-1]", lambda x: x[::-1]),
-    "twice": ("{} * 2", lambda x: x * 2),
-    "max": ("max({})", max),
-    "min": ("min({})", min),
-}
-OPERATIONS: dict[str, tuple[Callable[[np.random.Generator], Any], dict[str, _Operation]]] = {
+OPERATIONS: dict[str, tuple[_Operand, dict[str, _Operation]]] = {
     "digits": (
         _digits,
         {
-            **SEQUENCE,
-            "append": ("{} + [0]", lambda x: [*x, 0]),
-            "zero": ("0 in {}", lambda x: 0 in x),
-            "head": ("{}[:2]", lambda x: x[:2]),
-            "swap": ("[{0}[1], {0}[0]]", lambda x: [x[1], x[0]]),
+            "add": ("{} + {}", lambda a, b: a + b),
+            "subtract": ("{} - {}", lambda a, b: a - b),
+            "multiply": ("{} * {}", lambda a, b: a * b),
+            "max": ("max({}, {})", max),
+            "min": ("min({}, {})", min),
+            "greater": ("{} > {}", lambda a, b: a > b),
+            "equal": ("{} == {}", lambda a, b: a == b),
+            "sum": ("sum([{}, {}])", lambda a, b: a + b),
+            "sorted": ("sorted([{}, {}])", lambda a, b: sorted([a, b])),
+            "pair": ("[{}, {}]", lambda a, b: [a, b]),
         },
     ),
-    "words": (
-        _words,
+    "number": (
+        _number,
         {
-            **SEQUENCE,
-            "append": ("{} + ['end']", lambda x: [*x, "end"]),
-            "join": ("'-'.join({})", "-".join),
-            "head": ("{}[:2]", lambda x: x[:2]),
-            "swap": ("[{0}[1], {0}[0]]", lambda x: [x[1], x[0]]),
+            "next": ("{} + 1", lambda x: x + 1),
+            "before": ("{} - 1", lambda x: x - 1),
+            "even": ("{} % 2 == 0", lambda x: x % 2 == 0),
+            "big": ("{} > 50", lambda x: x > 50),
+            "ones": ("{} % 10", lambda x: x % 10),
+            "tens": ("{} // 10", lambda x: x // 10),
+            "str": ("str({})", str),
+            "list": ("[{}]", lambda x: [x]),
         },
     ),
     "word": (
@@ -84,38 +81,24 @@ OPERATIONS: dict[str, tuple[Callable[[np.random.Generator], Any], dict[str, _Ope
             "len": ("len({})", len),
             "first": ("{}[0]", lambda x: x[0]),
             "last": ("{}[-1]", lambda x: x[-1]),
-            "twice": ("{} * 2", lambda x: x * 2),
-            "list": ("[{}]", lambda x: [x]),
             "plural": ("{} + 's'", lambda x: x + "s"),
-            "pair": ("({}, 1)", lambda x: (x, 1)),
-        },
-    ),
-    "number": (
-        _number,
-        {
-            "next": ("{} + 1", lambda x: x + 1),
-            "before": ("{} - 1", lambda x: x - 1),
-            "twice": ("{} * 2", lambda x: x * 2),
-            "even": ("{} % 2 == 0", lambda x: x % 2 == 0),
-            "big": ("{} > 50", lambda x: x > 50),
-            "pair": ("({}, 1)", lambda x: (x, 1)),
+            "short": ("len({}) < 4", lambda x: len(x) < 4),
             "list": ("[{}]", lambda x: [x]),
-            "str": ("str({})", str),
-            "ten": ("{} + 10", lambda x: x + 10),
         },
     ),
 }
-FORMS = {"inline": "", "x": "x", "a": "a", "items": "items"}
+FORMS = {"inline": "", "x": "x", "a": "a", "n": "n"}
 
 
-def _make(operand: Callable[[np.random.Generator], Any], operation: _Operation, variable: str) -> Callable[[np.random.Generator], Item]:
+def _make(operand: _Operand, operation: _Operation, variable: str) -> Callable[[np.random.Generator], Item]:
     pattern, function = operation
 
     def make(rng: np.random.Generator) -> Item:
-        value = operand(rng)
-        answer = repr(function(value))
-        before = f">>> {variable} = {value!r}\n" if variable else ""
-        expression = pattern.format(variable or repr(value))
+        values = operand(rng)
+        answer = repr(function(*values))
+        written = [repr(value) for value in values]
+        before = f">>> {variable} = {written[0]}\n" if variable else ""
+        expression = pattern.format(variable or written[0], *written[1:])
         return Item(f"{before}>>> {expression}\n", answer, answer)
 
     return make
