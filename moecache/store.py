@@ -1,0 +1,108 @@
+"""Places that hold experts, and how to open one.
+
+| store | where the blocks are | read by |
+|---|---|---|
+| `CheckpointStore` | a checkpoint as downloaded: tensors of one expert in several shards, at any offset | enclosing aligned ranges |
+| `PackedStore` | one file made by `moecache pack`: an aligned block per expert, with checksums | one read |
+| `RamStore` | main memory, optionally page-locked | a copy |
+| `HostTier` | main memory, the most recently read blocks of another store | a copy, or the other store |
+| `PacedStore` | another store, its reads completed no earlier than a given link would | the other store |
+
+`open_store` finds out what a path is. Slots, policies and devices are not known here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from moecache import hf_internals
+from moecache.blocks import (
+    ALIGNMENT,
+    BlockLayout,
+    Store,
+    StoreCounters,
+    StoreError,
+    TensorSpec,
+    aligned_bytes,
+    checked_range,
+)
+
+__all__ = ["ALIGNMENT", "BlockLayout", "RamStore", "Store", "StoreCounters", "StoreError", "TensorSpec", "aligned_bytes"]
+
+
+class RamStore:
+    """Every block in main memory.
+
+    Parameters
+    ----------
+    layout : how a block looks.
+    blocks : ndarray [L, E, block_bytes] uint8, contiguous; kept, not copied.
+    """
+
+    def __init__(self, layout: BlockLayout, blocks: NDArray[np.uint8]) -> None:
+        if blocks.ndim != 3 or blocks.dtype != np.uint8 or blocks.shape[2] != layout.block_bytes:
+            raise ValueError(f"blocks must be uint8 [L, E, {layout.block_bytes}], got {blocks.dtype} {blocks.shape}")
+        self.layout = layout
+        self.num_layers, self.num_experts = blocks.shape[:2]
+        self.alignment = 1
+        self.counters = StoreCounters()
+        self._blocks: NDArray[np.uint8] | None = blocks
+
+    @classmethod
+    def from_model(cls, model: Any, is_pinned: bool = False) -> RamStore:
+        """Copy the experts of a loaded transformers model into blocks.
+
+        Raises
+        ------
+        ValueError : layers whose experts differ in number, shapes or dtypes.
+        """
+        import torch
+
+        layers = [dict(layer.experts.named_parameters()) for layer in hf_internals.moe_layers(model)]
+        looks = [{name: (weight.shape[1:], str(weight.dtype).removeprefix("torch.")) for name, weight in layer.items()} for layer in layers]
+        num_experts = {len(weight) for layer in layers for weight in layer.values()}
+        if any(look != looks[0] for look in looks) or len(num_experts) != 1:
+            raise ValueError(f"MoE layers of one kind are needed, got {looks}")
+        layout = BlockLayout.of(looks[0])
+        blocks = _empty_blocks(layout, len(layers), num_experts.pop(), is_pinned)
+        with torch.no_grad():
+            for layer, weights in enumerate(layers):
+                for expert, block in enumerate(torch.from_numpy(blocks[layer])):
+                    for name, view in layout.views(block).items():
+                        view.copy_(weights[name][expert])
+        return cls(layout, blocks)
+
+    @classmethod
+    def from_store(cls, store: Store, is_pinned: bool = False, progress: bool = True) -> RamStore:
+        """Read every block of another store into main memory."""
+        blocks = _empty_blocks(store.layout, store.num_layers, store.num_experts, is_pinned)
+        total = store.num_layers * store.num_experts
+        for index in tqdm(range(total), desc="reading experts", disable=not progress):
+            layer, expert = divmod(index, store.num_experts)
+            store.read(layer, expert, blocks[layer, expert])
+        return cls(store.layout, blocks)
+
+    def block(self, layer: int, expert: int) -> NDArray[np.uint8]:
+        """The block itself, [block_bytes] uint8, without a copy; read, never written to."""
+        if self._blocks is None:
+            raise StoreError(f"layer {layer}, expert {expert} was asked for after the store in main memory was closed")
+        return self._blocks[layer, expert]
+
+    def read(self, layer: int, expert: int, out: NDArray[np.uint8], first_byte: int = 0, num_bytes: int | None = None) -> None:
+        """Copy a block or a part of it; see `Store.read`."""
+        first, end = checked_range(self, layer, expert, out, first_byte, num_bytes)
+        out[first:end] = self.block(layer, expert)[first:end]
+        self.counters.add(end - first)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._blocks = None
+
+
+def _empty_blocks(layout: BlockLayout, num_layers: int, num_experts: int, is_pinned: bool) -> NDArray[np.uint8]:
+    raw = aligned_bytes(num_layers * num_experts * layout.block_bytes, is_pinned)
+    return raw.reshape(num_layers, num_experts, layout.block_bytes)
