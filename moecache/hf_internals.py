@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 TRANSFORMERS_SERIES = "5.24."
 EXPERTS_IMPLEMENTATION = "grouped_mm"
@@ -117,6 +118,11 @@ def is_experts(module: nn.Module) -> bool:
     return hasattr(module, "_is_expert_parallel")
 
 
+def is_transposed(experts: nn.Module) -> bool:
+    """Whether the experts' matrices are stored as [E, inputs, outputs] instead of [E, outputs, inputs]."""
+    return bool(getattr(experts, "is_transposed", False))
+
+
 def is_split_over_devices(experts: nn.Module) -> bool:
     """Whether the layer's experts are spread over processes, so that this one does not hold them all."""
     return bool(experts._is_expert_parallel)
@@ -198,6 +204,16 @@ def experts_implementation(model: Any, name: str = EXPERTS_IMPLEMENTATION) -> It
         yield
     finally:
         model.set_experts_implementation(before)
+
+
+def register_experts(name: str, function: Callable[..., torch.Tensor]) -> None:
+    """Make a function (module, hidden, ids, weights) an experts implementation of this process, for any model to be set to."""
+    ALL_EXPERTS_FUNCTIONS.register(name, function)
+
+
+def apply_gate(experts: Any, products: torch.Tensor) -> torch.Tensor:
+    """The family's own combination of gate and up products [n, 2 F] into [n, F]; it needs no weights."""
+    return experts._apply_gate(products)
 
 
 def cache_keyword(model: nn.Module) -> str:
