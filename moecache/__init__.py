@@ -47,11 +47,17 @@ from moecache.trace import DecisionLog, ModelShape, RouterTrace, TraceError
 
 if TYPE_CHECKING:
     from moecache.emulate import emulate
+    from moecache.intervene import inject, intervene
     from moecache.record import record
 
 __version__ = "0.1.0"
 
-_NEEDS_TORCH = {"record": "moecache.record", "emulate": "moecache.emulate"}
+_NEEDS_TORCH = {
+    "record": "moecache.record",
+    "emulate": "moecache.emulate",
+    "intervene": "moecache.intervene",
+    "inject": "moecache.intervene",
+}
 
 __all__ = [
     "FETCH_EVERY_MISS",
@@ -89,6 +95,8 @@ __all__ = [
     "emulate",
     "estimate_seconds",
     "first_j",
+    "inject",
+    "intervene",
     "load_trace",
     "mass_budget",
     "max_rank",

@@ -26,10 +26,16 @@ FLOORS: list[tuple[int, set[str]]] = [
     (3, {"simulate", "synthetic", "hf_internals", "blocks", "aligned_read"}),
     (3, {"hf_checkpoints", "host_tier", "paced", "slots"}),
     (3, {"checkpoint", "packed_file"}),
-    (3, {"store", "offload_loading"}),
+    (3, {"checkpoint_store", "offload_loading"}),
+    (3, {"store"}),
     (3, {"sweep", "trace_report", "families", "score"}),
-    (3, {"experts", "low_bit"}),
+    (3, {"experts", "low_bit", "foresight", "shared_start", "contribution"}),
+    (3, {"low_bit_calls"}),
+    (4, {"live"}),
     (3, {"pack"}),
+    (3, {"stand_ins", "designs"}),
+    (4, {"observe"}),
+    (4, {"interventions"}),
     (4, {"record", "emulate", "intervene", "plan", "runtime"}),
     (5, {"frame_file", "stats", "figures", "reference", "export_gguf"}),
     (5, {"results"}),
@@ -38,7 +44,14 @@ FLOORS: list[tuple[int, set[str]]] = [
     (6, {"cli"}),
 ]
 ROW_OF = {name: row for row, (_, names) in enumerate(FLOORS) for name in names}
-WITHOUT_TORCH = {name for floor, names in FLOORS for name in names if floor <= 2} | {"simulate", "sweep", "synthetic", "trace_report", "stand_ins", "designs"}
+WITHOUT_TORCH = {name for floor, names in FLOORS for name in names if floor <= 2} | {
+    "simulate",
+    "sweep",
+    "synthetic",
+    "trace_report",
+    "stand_ins",
+    "designs",
+}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
