@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,31 @@ from moecache.blocks import (
     aligned_bytes,
     checked_range,
 )
+from moecache.checkpoint import Checkpoint
+from moecache.checkpoint_store import CheckpointStore
 
-__all__ = ["ALIGNMENT", "BlockLayout", "RamStore", "Store", "StoreCounters", "StoreError", "TensorSpec", "aligned_bytes"]
+__all__ = [
+    "ALIGNMENT",
+    "BlockLayout",
+    "CheckpointStore",
+    "RamStore",
+    "Store",
+    "StoreCounters",
+    "StoreError",
+    "TensorSpec",
+    "aligned_bytes",
+    "open_store",
+]
+
+
+def open_store(source: str | Path | Checkpoint) -> Store:
+    """Open the experts of a checkpoint folder as downloaded.
+
+    Raises
+    ------
+    StoreError : it is not there, not whole, or not understood.
+    """
+    return CheckpointStore(source)
 
 
 class RamStore:

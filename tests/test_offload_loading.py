@@ -1,0 +1,75 @@
+"""Loading without experts: nothing but them is missing, and with them put back the model is the same to the last bit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tiny_checkpoints
+import torch
+from transformers import AutoModelForCausalLM
+
+from moecache import hf_internals
+from moecache.blocks import StoreError
+from moecache.checkpoint_store import CheckpointStore
+from moecache.offload_loading import load_dense
+
+PROMPT = torch.tensor([[5, 17, 3, 80, 41, 2, 9]])
+
+
+@torch.no_grad()
+def _outputs(model):
+    logits = model(input_ids=PROMPT).logits
+    return logits, model.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), max_new_tokens=6, do_sample=False)
+
+
+@pytest.mark.parametrize("layout", tiny_checkpoints.LAYOUTS)
+@pytest.mark.parametrize("family", tiny_checkpoints.FAMILIES)
+def test_with_its_experts_put_back_a_model_is_the_same(family, layout, tmp_path):
+    original = tiny_checkpoints.FAMILIES[family]()
+    folder = tiny_checkpoints.save(original, tmp_path, layout, max_shard_size="20KB")
+    model = load_dense(folder)
+    assert all(not dict(layer.experts.named_parameters()) for layer in hf_internals.moe_layers(model))
+    store = CheckpointStore(model.moecache_checkpoint)
+    tiny_checkpoints.put_back(model, store)
+    assert not [name for name, weight in (*model.named_parameters(), *model.named_buffers()) if weight.is_meta]
+    plain = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for weight in (*model.parameters(), *plain.parameters()):  # products at odd addresses round otherwise
+        weight.data = weight.data.clone()
+    for mine, theirs in zip(_outputs(model), _outputs(plain), strict=True):
+        assert torch.equal(mine, theirs)
+    assert (model.lm_head.weight is model.get_input_embeddings().weight) == bool(plain.config.tie_word_embeddings)
+    assert not model.moecache_checkpoint.unknown_keys
+
+
+def test_experts_are_never_read(tmp_path):
+    model = tiny_checkpoints.FAMILIES["olmoe"]()
+    folder = tiny_checkpoints.save(model, tmp_path, max_shard_size="20KB")
+    dense = load_dense(folder)
+    loaded = sum(weight.numel() for weight in dense.parameters())
+    experts = sum(weight.numel() for layer in hf_internals.moe_layers(model) for weight in layer.experts.parameters())
+    assert loaded == sum(weight.numel() for weight in model.parameters()) - experts
+
+
+def test_a_model_without_experts_is_not_saved_as_a_whole_one(tmp_path):
+    dense = load_dense(tiny_checkpoints.save(tiny_checkpoints.FAMILIES["olmoe"](), tmp_path / "a"))
+    with pytest.raises(ValueError, match="quantized"):
+        dense.save_pretrained(tmp_path / "b")
+
+
+def test_other_types_of_dense_weights(tmp_path):
+    folder = tiny_checkpoints.save(tiny_checkpoints.FAMILIES["olmoe"](), tmp_path)
+    assert load_dense(folder, dtype=torch.bfloat16).lm_head.weight.dtype == torch.bfloat16
+
+
+def test_a_quantized_checkpoint_is_refused_with_what_to_do(tmp_path):
+    folder = tiny_checkpoints.save(tiny_checkpoints.FAMILIES["olmoe"](), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    with pytest.raises(ValueError, match=r"already quantized \(mxfp4\).*bfloat16"):
+        load_dense(folder)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    with pytest.raises(StoreError, match=r"config\.json"):
+        load_dense(tmp_path)
