@@ -39,10 +39,10 @@ def _served_ids(seen: LayerCalls, named: np.ndarray, stand_in: str | np.ndarray,
     rows = np.flatnonzero(named.any(axis=1))
     if stand_in == "drop" or rows.size == 0:
         return ids
-    may_serve = outside_topk(seen.expert[rows], setting.shape.num_experts)
+    scores: np.ndarray = seen.selection_scores[rows]
+    may_serve = outside_topk(seen.expert[rows], setting.shape.num_experts) & np.isfinite(scores)
     if stand_in != "outside":
         may_serve &= seen.residents(rows)
-    scores: np.ndarray = seen.selection_scores[rows]
     if stand_in == "random":
         scores = np.random.default_rng([setting.seed, seen.layer, seen.document]).random(scores.shape)
     ids[rows] = best_stand_ins(scores, may_serve, named[rows])

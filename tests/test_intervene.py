@@ -48,7 +48,6 @@ def test_naming_no_call_changes_no_logit(name, has_slots):
     "policy",
     [
         mc.SUBSTITUTE_EVERY_MISS,
-        mc.FIRST_CHOICE,
         mc.SPEED_FIRST,
         mc.Policy(wait_ranks=(0,), fallback="drop"),
         mc.Policy(wait_ranks=(0,), weight_rule="inherit", fallback="random_resident"),
@@ -198,7 +197,7 @@ def test_a_trace_of_the_tokens_before_sets_slots_and_ages():
         mc.intervene(model, TEXTS[2], calls[-33:], num_slots, before=mc.record(olmoe(), TEXTS[0]))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["qwen3_next", "olmoe", "qwen3_moe", "mixtral"])  # the twin knows their plain experts
 @pytest.mark.parametrize("has_slots", [False, True])
 def test_injection_by_hand(name, has_slots):
     """At one site of the last MoE layer the output moves by q times the routed sum times the difference of two experts."""
