@@ -18,6 +18,7 @@ import pandas as pd
 
 from moecache.claims.data import Drawing
 from moecache.claims.losses import Losses, gather_losses
+from moecache.claims.policy_rules import POLICY_RULES
 from moecache.claims.verdict import State, Verdict, side_of
 from moecache.stats import correlation_across_documents, correlation_across_policies, leaving_families_out
 
@@ -137,7 +138,7 @@ RULES: Mapping[str, Rule] = {
         first_choices_break_the_relation,
         protecting_beats_fewer,
     )
-}
+} | POLICY_RULES
 
 
 def _too_few_rules(losses: Losses, rules: list[str], parameters: Mapping[str, Any]) -> Verdict | None:

@@ -1,0 +1,84 @@
+"""Rules about whole policies: what a chosen policy costs against the exact model and against its bare rule.
+
+These decide the half of a claim that is about perplexity. A claim that also promises seconds can be refuted by that half; it is not
+supported by it alone, and the evidence says so.
+
+No rule knows which claim it serves, where results come from, or any number that is not in its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from moecache.claims.data import Drawing
+from moecache.claims.losses import Losses, gather_losses
+from moecache.claims.verdict import State, Verdict, side_of
+
+_HALF = "the half about seconds is not decided here"
+
+
+def chosen_policies_cost_little(frame: pd.DataFrame, parameters: Mapping[str, Any], drawing: Drawing) -> Verdict:
+    """Decide whether every policy of `chosen` raises the perplexity by less than `small`."""
+    losses, chosen = gather_losses(frame, drawing), parameters["chosen"]
+    if absent := _lacking(losses, *chosen):
+        return absent
+    bound = parameters["small"]
+    found = {label: losses.interval(np.expm1(losses.drawn(label))) for label in chosen}
+    states = [side_of(-high, -low, -bound) for low, high in found.values()]
+    told = "; ".join(f"*{label}* raises the perplexity by {losses.increase(label)} {_percents(*found[label])}" for label in chosen)
+    return _half(states, f"{told} ({losses.n})")
+
+
+def chosen_policy_beats_its_bare_rule(frame: pd.DataFrame, parameters: Mapping[str, Any], drawing: Drawing) -> Verdict:
+    """Decide whether the policy `chosen` loses less than the rule `bare`."""
+    losses, chosen, bare = gather_losses(frame, drawing), parameters["chosen"], parameters["bare"]
+    if absent := _lacking(losses, chosen, bare):
+        return absent
+    low, high = losses.interval(losses.drawn(chosen) - losses.drawn(bare))
+    return Verdict(side_of(-high, -low), f"{_difference(losses, chosen, bare, low, high)} ({losses.n})")
+
+
+def chosen_policy_loses_no_more(frame: pd.DataFrame, parameters: Mapping[str, Any], drawing: Drawing) -> Verdict:
+    """Decide whether the policy `chosen` loses at most `bound_nats` more than the rule `bare`."""
+    losses, chosen, bare = gather_losses(frame, drawing), parameters["chosen"], parameters["bare"]
+    if absent := _lacking(losses, chosen, bare):
+        return absent
+    low, high = losses.interval(losses.drawn(chosen) - losses.drawn(bare))
+    # A clear increase refutes; where there may be none, it must also be shown to be small.
+    is_small = high < parameters["bound_nats"]
+    state = State.NOT_SUPPORTED if low > 0.0 else State.SUPPORTED if is_small else State.INCONCLUSIVE
+    return _half([state], f"{_difference(losses, chosen, bare, low, high)} ({losses.n})")
+
+
+def _half(states: list[State], evidence: str) -> Verdict:
+    """A conjunction of which one part is decided here: it can fail, but not hold."""
+    if State.NOT_SUPPORTED in states:
+        return Verdict(State.NOT_SUPPORTED, evidence)
+    holds = all(state is State.SUPPORTED for state in states)
+    return Verdict(State.INCONCLUSIVE, f"{evidence}; " + (f"the half about perplexity holds, {_HALF}" if holds else _HALF))
+
+
+def _difference(losses: Losses, chosen: str, bare: str, low: float, high: float) -> str:
+    difference = losses.loss(chosen) - losses.loss(bare)
+    return (
+        f"*{chosen}* minus *{bare}*: {1000 * difference:+.1f} [{1000 * low:+.1f}, {1000 * high:+.1f}] thousandths of a nat a token "
+        f"({losses.increase(chosen)} against {losses.increase(bare)})"
+    )
+
+
+def _percents(low: float, high: float) -> str:
+    return f"[{100 * low:.2f}, {100 * high:.2f}]"
+
+
+def _lacking(losses: Losses, *policies: str) -> Verdict | None:
+    names = ", ".join(f"*{label}*" for label in losses.lacking(*policies))
+    return Verdict(State.NOT_YET_MEASURED, f"The stored results hold no {names}.") if names else None
+
+
+POLICY_RULES = {
+    rule.__name__: rule for rule in (chosen_policies_cost_little, chosen_policy_beats_its_bare_rule, chosen_policy_loses_no_more)
+}
