@@ -1,4 +1,4 @@
-"""The committed model: the file its card was measured on, a loss that says it was trained, clear errors without it."""
+"""The committed models: the file its card was measured on, a loss that says it was trained, clear errors without it."""
 
 import json
 import math
@@ -14,6 +14,7 @@ from moecache.reference.answers import greedy
 from moecache.reference.evaluate import document_losses, domain_figures, routing_figures
 from moecache.reference.loading import model_folder
 from moecache.reference.packages import sha256_of
+from moecache.reference.settings import MODELS_FOLDER
 
 FIXED = (
     "Tom has 3 apples. He buys 4 more apples. How many apples does Tom have now?\n3 + 4 = 7\nAnswer: 7\n\n"
@@ -22,9 +23,17 @@ FIXED = (
 )
 
 
-@pytest.fixture(scope="module")
-def model():
-    return load_model()
+COMMITTED = sorted(path.parent.name for path in MODELS_FOLDER.glob("*/model.safetensors"))
+FACTS = {  # experts, top-k, renormalised, hidden, expert width, layers
+    "reference-512": (512, 10, True, 128, 16, 4),
+    "reference-512-early": (512, 10, True, 128, 16, 4),
+    "reference-64": (64, 8, False, 128, 64, 4),
+}
+
+
+@pytest.fixture(scope="module", params=COMMITTED)
+def model(request):
+    return load_model(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -36,22 +45,27 @@ def document(tokenizer, text):
     return Document(np.array([0, *tokenizer.encode(text).ids], np.int32), "fixed", "fixed", "fixed")
 
 
-def test_the_file_is_the_one_the_card_describes():
-    folder = model_folder()
+@pytest.mark.parametrize("name", COMMITTED)
+def test_the_file_is_the_one_the_card_describes(name):
+    folder = model_folder(name)
     figures = json.loads((folder / "evaluation.json").read_text())
     digest = sha256_of(folder / "model.safetensors")
     assert figures["sha256"] == digest
-    assert digest in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert card.startswith(f"# {name}\n")
+    assert digest in card
     datasheet = (folder.parents[1] / "README.md").read_text()
     assert digest in datasheet
     assert sha256_of(folder / "tokenizer.json") in datasheet
 
 
 def test_it_is_loaded_for_evaluation_with_the_routing_geometry_of_the_card(model):
-    config = model.config
-    assert (config.num_experts, config.num_experts_per_tok, config.norm_topk_prob) == (512, 10, True)
-    assert config.layer_types == ["linear_attention"] * 3 + ["full_attention"]
-    assert (config.hidden_size, config.moe_intermediate_size, config.num_hidden_layers) == (128, 16, 4)
+    config, name = model.config, model.name_or_path.rpartition("/")[2]
+    width = getattr(config, "moe_intermediate_size", config.intermediate_size)
+    facts = (config.num_experts, config.num_experts_per_tok, config.norm_topk_prob, config.hidden_size, width, config.num_hidden_layers)
+    assert facts == FACTS[name]
+    if config.model_type == "qwen3_next":
+        assert config.layer_types == ["linear_attention"] * 3 + ["full_attention"]
     assert not model.training
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert config._experts_implementation == "grouped_mm"
@@ -71,7 +85,8 @@ def test_other_experts_hurt(model, tokenizer):
     fixed = document(tokenizer, FIXED)
     before = document_losses(model, fixed).mean()
     routers = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
-    handles = [r.register_forward_hook(lambda _m, _i, out: (out[0], out[1], (out[2] + 256) % 512)) for r in routers]
+    num_experts = model.config.num_experts
+    handles = [r.register_forward_hook(lambda _m, _i, out: (out[0], out[1], (out[2] + num_experts // 2) % num_experts)) for r in routers]
     after = document_losses(model, fixed).mean()
     for handle in handles:
         handle.remove()

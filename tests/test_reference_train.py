@@ -15,8 +15,9 @@ from moecache.reference.fast_convolution import causal_convolution
 from moecache.reference.fast_delta import SEGMENT, delta_rule
 from moecache.reference.fast_linear import use_bfloat16_products
 from moecache.reference.fast_router import topk_of
+from moecache.reference.loading import MissingModelError
 from moecache.reference.network import RouterTap, balance, make_network, mean_balance, token_losses
-from moecache.reference.settings import GEOMETRY_512, TrainSettings
+from moecache.reference.settings import GEOMETRY_64, GEOMETRY_512, SETTINGS, TrainSettings, settings_of
 
 TINY = GEOMETRY_512 | {
     "vocab_size": 64,
@@ -34,10 +35,20 @@ TINY = GEOMETRY_512 | {
     "moe_intermediate_size": 8,
     "shared_expert_intermediate_size": 8,
 }
-SETTINGS = TrainSettings(name="tiny", geometry=TINY, rows_per_step=2, row_tokens=40, warmup_steps=5)
+TINY_64 = GEOMETRY_64 | {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
+QUICK = TrainSettings(name="tiny", geometry=TINY, rows_per_step=2, row_tokens=40, warmup_steps=5)
+QUICK_64 = replace(QUICK, name="tiny-64", geometry=TINY_64, balance_coefficient=0.01)
+both_geometries = pytest.mark.parametrize("settings", [QUICK, QUICK_64], ids=lambda settings: settings.name)
 
 
-def make_trainer(folder, is_fast=True, decay=None, settings=SETTINGS):
+def make_trainer(folder, is_fast=True, decay=None, settings=QUICK):
     stream = (np.arange(4000, dtype=np.uint16) * 7 // 3) % 64
     corpus = Corpus({"a": stream}, {"a": 1.0}, settings.row_tokens, settings.seed)
     return train.Trainer(settings, corpus, folder, decay, is_fast, say=lambda line: None)
@@ -47,38 +58,85 @@ def losses_of(trainer, num_steps):
     return [trainer.train_step()["loss_nats"] for _ in range(num_steps)]
 
 
-def test_the_same_seed_gives_the_same_first_steps_and_the_loss_falls(tmp_path):
-    first, again = (losses_of(make_trainer(tmp_path / n), 20) for n in ("a", "b"))
+@both_geometries
+def test_the_same_seed_gives_the_same_first_steps_and_the_loss_falls(tmp_path, settings):
+    first, again = (losses_of(make_trainer(tmp_path / n, settings=settings), 20) for n in ("a", "b"))
     assert first == again
     assert first[-1] < first[0] - 0.1
-    other = losses_of(make_trainer(tmp_path / "c", settings=replace(SETTINGS, seed=2)), 2)
+    other = losses_of(make_trainer(tmp_path / "c", settings=replace(settings, seed=2)), 2)
     assert other[0] != first[0]
 
 
-def test_a_cut_resumes_to_the_same_curve(tmp_path):
-    whole = losses_of(make_trainer(tmp_path / "whole"), 12)
-    cut = make_trainer(tmp_path / "cut")
+@both_geometries
+def test_a_cut_resumes_to_the_same_curve(tmp_path, settings):
+    whole = losses_of(make_trainer(tmp_path / "whole", settings=settings), 12)
+    cut = make_trainer(tmp_path / "cut", settings=settings)
     before = losses_of(cut, 7)
     cut.save()
     losses_of(cut, 2)
-    resumed = make_trainer(tmp_path / "cut")
+    resumed = make_trainer(tmp_path / "cut", settings=settings)
     assert resumed.step == 7
     assert before + losses_of(resumed, 5) == whole
 
 
-def test_the_fast_products_give_the_librarys_curve_up_to_rounding(tmp_path):
-    fast, plain = (losses_of(make_trainer(tmp_path / str(is_fast), is_fast), 10) for is_fast in (True, False))
+@both_geometries
+def test_the_fast_products_give_the_librarys_curve_up_to_rounding(tmp_path, settings):
+    fast, plain = (losses_of(make_trainer(tmp_path / str(is_fast), is_fast, settings=settings), 10) for is_fast in (True, False))
     assert fast == pytest.approx(plain, rel=5e-3)
+
+
+def publish(trainer, directory):
+    """A model folder as `export` leaves it, of a run that went 30 steps."""
+    trainer.run(30 * trainer.settings.step_tokens)
+    torch.nn.Module.to(trainer.model, torch.bfloat16)
+    trainer.model.save_pretrained(directory)
+    (directory / "log.jsonl").write_bytes((trainer.folder / "log.jsonl").read_bytes())
+
+
+@both_geometries
+def test_a_new_machine_goes_on_from_published_weights_with_a_warm_up(tmp_path, settings):
+    settings = replace(settings, learning_rate=5e-3)
+    publish(make_trainer(tmp_path / "old", settings=settings), tmp_path / "published")
+    next_loss = losses_of(make_trainer(tmp_path / "old", settings=settings), 1)[0]
+    anew = make_trainer(tmp_path / "new", settings=settings)
+    train.start_from_weights(anew, tmp_path / "published")
+    assert (anew.step, len(checkpoint.read_log(anew.folder))) == (30, 3)
+    found = losses_of(anew, 8)
+    assert found[0] == pytest.approx(next_loss, rel=0.01)
+    assert found[-1] < found[0] - 0.1
+    anew.save()
+    again = make_trainer(tmp_path / "new", settings=settings)
+    assert (again.step, again.restart_step) == (38, 30)
+    assert train.learning_rate(30, settings, restart_step=30) == pytest.approx(5e-3 / 5)
+    assert train.learning_rate(34, settings, restart_step=30) == 5e-3
+    with pytest.raises(ValueError, match="has a checkpoint"):
+        train.start_from_weights(again, tmp_path / "published")
+
+
+def test_weights_that_cannot_be_gone_on_from_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"no log\.jsonl in"):
+        train.start_from_weights(make_trainer(tmp_path / "new"), tmp_path)
+    checkpoint.append_log(tmp_path, {"step": 10})
+    with pytest.raises(MissingModelError, match=r"config\.json"):
+        train.start_from_weights(make_trainer(tmp_path / "new"), tmp_path)
+    with pytest.raises(ValueError, match="--branch-decay needs a checkpoint's optimizer"):
+        train.train(1, QUICK, decay_fraction=0.1, is_from_weights=True)
+
+
+def test_settings_are_found_by_name():
+    assert [settings_of(name).name for name in SETTINGS] == list(SETTINGS)
+    with pytest.raises(ValueError, match="no reference model named 'reference-65'; there are reference-512, reference-64"):
+        settings_of("reference-65")
 
 
 def test_a_run_logs_saves_and_stops_where_it_is_told(tmp_path):
     trainer = make_trainer(tmp_path)
     lines = []
     trainer.say = lines.append
-    trainer.run(num_tokens=25 * SETTINGS.step_tokens - 1)
+    trainer.run(num_tokens=25 * QUICK.step_tokens - 1)
     log = checkpoint.read_log(tmp_path)
     assert [entry["step"] for entry in log] == [10, 20, 25]
-    assert log[-1]["num_tokens"] == trainer.num_tokens == 25 * SETTINGS.step_tokens
+    assert log[-1]["num_tokens"] == trainer.num_tokens == 25 * QUICK.step_tokens
     assert len(lines) == 3
     assert "nats" in lines[0]
     assert not list(tmp_path.glob("*.tmp"))
@@ -103,15 +161,15 @@ def test_log_lines_after_the_checkpoint_are_written_again_not_twice(tmp_path):
 def test_other_settings_are_named(tmp_path):
     make_trainer(tmp_path).save()
     with pytest.raises(ValueError, match=r"'learning_rate': \(0\.002, 0\.5\)"):
-        make_trainer(tmp_path, settings=replace(SETTINGS, learning_rate=0.5))
+        make_trainer(tmp_path, settings=replace(QUICK, learning_rate=0.5))
 
 
 def test_rate_warms_up_stays_and_falls_to_zero_on_a_branch():
-    rates = [train.learning_rate(step, SETTINGS) for step in range(10)]
-    assert rates[:5] == pytest.approx([SETTINGS.learning_rate * (i + 1) / 5 for i in range(5)])
-    assert set(rates[4:]) == {SETTINGS.learning_rate}
+    rates = [train.learning_rate(step, QUICK) for step in range(10)]
+    assert rates[:5] == pytest.approx([QUICK.learning_rate * (i + 1) / 5 for i in range(5)])
+    assert set(rates[4:]) == {QUICK.learning_rate}
     decay = train.Decay(first_step=100, num_steps=4)
-    branch = [train.learning_rate(step, SETTINGS, decay) / SETTINGS.learning_rate for step in range(100, 105)]
+    branch = [train.learning_rate(step, QUICK, decay) / QUICK.learning_rate for step in range(100, 105)]
     assert branch == pytest.approx([1, 0.75, 0.5, 0.25, 0])
 
 
@@ -120,14 +178,14 @@ def test_a_decay_branch_continues_a_copy(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no checkpoint in"):
         train.start_decay("tiny", 0.2)
     main = make_trainer(checkpoint.run_folder("tiny"))
-    main.run(10 * SETTINGS.step_tokens)
+    main.run(10 * QUICK.step_tokens)
     before = (main.folder / "checkpoint.pt").read_bytes()
     branch, decay = train.start_decay("tiny", 0.5)
     assert decay == train.Decay(10, 5)
     trainer = make_trainer(checkpoint.run_folder(branch), decay=decay)
     assert trainer.step == 10
-    trainer.run(15 * SETTINGS.step_tokens)
-    assert checkpoint.read_log(trainer.folder)[-1]["learning_rate"] == pytest.approx(SETTINGS.learning_rate / 5)
+    trainer.run(15 * QUICK.step_tokens)
+    assert checkpoint.read_log(trainer.folder)[-1]["learning_rate"] == pytest.approx(QUICK.learning_rate / 5)
     assert (main.folder / "checkpoint.pt").read_bytes() == before
     assert json.loads((main.folder / "log.jsonl").read_text().splitlines()[-1])["step"] == 10
 

@@ -4,7 +4,8 @@ What a user of the study needs is three functions: `load_model`, `load_tokenizer
 them again, in this order: texts from pinned packages (`packages`, `sources`, `duplicates`, `texts`) and from generators
 (`tasks`, `word_problems`, `interpreter_lines`), a tokenizer (`tokenizer`), training (`settings`, `corpus`, `network`,
 `train`, `checkpoint`, and `fast` with the library's parts that a faster step exchanges), evaluation and export
-(`evaluate`, `answers`, `export`). On the command line: `python -m moecache.reference --help`.
+(`evaluate`, `answers`, `export`, `card`), and recorded traces (`traces`). On the command line:
+`python -m moecache.reference --help`.
 
 Importing this package loads neither torch nor transformers.
 """

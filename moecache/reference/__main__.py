@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from moecache.reference.settings import MODELS_FOLDER
+from moecache.reference.settings import MODELS_FOLDER, SETTINGS, settings_of
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -13,10 +13,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     texts = commands.add_parser("texts", help="build the texts from the pinned packages and check them")
     texts.add_argument("--write-manifest", action="store_true", help="write the manifest instead of checking it")
-    commands.add_parser("tokenizer", help="train the tokenizer on the training texts")
+    tokenizer = commands.add_parser("tokenizer", help="train the tokenizer on the training texts")
     train = commands.add_parser("train", help="train, or go on training from the last checkpoint")
     train.add_argument("--tokens", type=float, default=40e6, help="stop after so many tokens (default 40e6)")
     train.add_argument("--branch-decay", type=float, metavar="FRACTION", help="branch off with a falling rate")
+    train.add_argument("--from-weights", action="store_true", help="no checkpoint here: begin with the committed weights")
     export = commands.add_parser("export", help="write a run's weights and card into a model folder")
     export.add_argument("--run", required=True, help="training run, for example reference-512-decay-1300")
     export.add_argument("--note", action="append", default=[], help="a line for the card's notes; may be repeated")
@@ -25,8 +26,14 @@ def _parser() -> argparse.ArgumentParser:
     record.add_argument("--out", required=True, help="file to write (.safetensors)")
     for command, num_documents in ((evaluate, 175), (record, 35)):
         command.add_argument("--documents", type=int, default=num_documents, help="number of held-out documents")
+    for command in (tokenizer, train):
+        command.add_argument("--model", default="reference-512", choices=list(SETTINGS), help="which model (default reference-512)")
+    record.add_argument("--best", type=int, metavar="M", help="keep the M best scores of each step only (default: all)")
+    export.add_argument("--model", choices=list(SETTINGS), help="model folder to write (default: the one that was trained)")
+    for command in (evaluate, record):
+        command.add_argument("--model", default="reference-512", help="folder name under data/models (default reference-512)")
     for command in (export, evaluate, record):
-        command.add_argument("--directory", help="model folder (default data/models/reference-512)")
+        command.add_argument("--directory", help="another model folder (default data/models/<model>)")
     return parser
 
 
@@ -36,40 +43,40 @@ def _texts(arguments: argparse.Namespace) -> None:
     build_texts(write_manifest=arguments.write_manifest)
 
 
-def _tokenizer(_arguments: argparse.Namespace) -> None:
+def _tokenizer(arguments: argparse.Namespace) -> None:
     from moecache.reference.tokenizer import make_tokenizer
 
-    make_tokenizer(MODELS_FOLDER / "reference-512" / "tokenizer.json")
+    make_tokenizer(MODELS_FOLDER / arguments.model / "tokenizer.json")
 
 
 def _train(arguments: argparse.Namespace) -> None:
     from moecache.reference.train import train
 
-    train(int(arguments.tokens), decay_fraction=arguments.branch_decay)
+    train(int(arguments.tokens), settings_of(arguments.model), arguments.branch_decay, arguments.from_weights)
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    from moecache.reference.export import export, write_card
+    from moecache.reference.card import write_card
+    from moecache.reference.export import export
 
-    print(f"weights in {export(arguments.run, directory=arguments.directory)}")
-    print(f"card in {write_card(directory=arguments.directory, notes=arguments.note)}")
+    folder = export(arguments.run, arguments.model, arguments.directory)
+    print(f"weights in {folder}")
+    name = arguments.model or arguments.run.partition("-decay-")[0]
+    print(f"card in {write_card(name, folder, arguments.note)}")
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     from moecache.reference.evaluate import evaluate
 
-    print(json.dumps(evaluate(directory=arguments.directory, num_documents=arguments.documents), indent=1))
+    print(json.dumps(evaluate(arguments.model, arguments.directory, arguments.documents), indent=1))
 
 
 def _record(arguments: argparse.Namespace) -> None:
-    from moecache.record import record
-    from moecache.reference import held_out_documents, load_model
+    from moecache.reference.traces import record_held_out
 
-    documents = held_out_documents(arguments.documents, directory=arguments.directory)
-    source = {key: [getattr(d, key) for d in documents] for key in ("name", "domain", "cluster")}
-    model = load_model(directory=arguments.directory)
-    record(model, [d.tokens for d in documents], progress=True, source={"documents": source}).save(arguments.out)
-    print(f"trace of {len(documents)} documents in {arguments.out}")
+    trace = record_held_out(arguments.model, arguments.documents, arguments.best, arguments.directory)
+    trace.save(arguments.out)
+    print(f"trace of {len(trace.document_slices())} documents in {arguments.out}")
 
 
 COMMANDS = {

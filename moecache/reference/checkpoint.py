@@ -2,6 +2,7 @@
 
 A run is a folder: `checkpoint.pt` (weights, optimizer, step, random state, settings) and `log.jsonl` (a line for every
 few steps). The data position needs no storage of its own: the order of the rows is a function of the step (`corpus`).
+A run that began from published weights also keeps the step at which its optimizer began (`restart_step`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def run_folder(name: str) -> Path:
     return cache_folder() / "training" / name
 
 
-def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: TrainSettings) -> None:
+def save_checkpoint(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: TrainSettings, restart_step: int = 0
+) -> None:
     """Write the checkpoint under a temporary name and rename it, so that a cut never leaves half a file."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f"checkpoint.{os.getpid()}.tmp"
@@ -33,13 +36,14 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         "step": step,
         "random": torch.get_rng_state(),
         "settings": json.dumps(asdict(settings), sort_keys=True),
+        "restart_step": restart_step,
     }
     torch.save(state, temporary)
     os.replace(temporary, folder / "checkpoint.pt")
 
 
-def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, settings: TrainSettings) -> int:
-    """Restore a run in place and return the number of finished steps; 0 where the folder has no checkpoint.
+def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, settings: TrainSettings) -> tuple[int, int]:
+    """Restore a run in place and return (finished steps, step at which the optimizer began); zeros where there is no checkpoint.
 
     Raises
     ------
@@ -47,7 +51,7 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     """
     path = folder / "checkpoint.pt"
     if not path.exists():
-        return 0
+        return 0, 0
     state = torch.load(path, weights_only=True)
     stored, asked = json.loads(state["settings"]), json.loads(json.dumps(asdict(settings)))
     different = {key: (stored.get(key), asked[key]) for key in asked if stored.get(key) != asked[key]}
@@ -59,7 +63,7 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"])
-    return int(state["step"])
+    return int(state["step"]), int(state.get("restart_step", 0))
 
 
 def read_log(folder: Path) -> list[dict]:

@@ -15,8 +15,9 @@ import sys
 
 import torch
 from torch import Tensor, nn
-from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import AutoModelForCausalLM, OlmoeConfig, PreTrainedModel, Qwen3NextConfig
 
+CONFIGURATIONS = {"qwen3_next": Qwen3NextConfig, "olmoe": OlmoeConfig}
 LOSS_ROWS = 1024
 """Tokens whose logits [rows, vocabulary] exist at once; keeps them in the processor's cache."""
 
@@ -35,10 +36,17 @@ def keep_freed_memory() -> None:
             library.mallopt(trim_threshold, (1 << 31) - 1)
 
 
-def make_network(geometry: dict, seed: int) -> Qwen3NextForCausalLM:
-    """A freshly initialised network in float32 with the library's grouped products as experts implementation."""
+def make_network(geometry: dict, seed: int) -> PreTrainedModel:
+    """A freshly initialised network in float32 with the library's grouped products as experts implementation.
+
+    Parameters
+    ----------
+    geometry : the library's configuration; `model_type` is one of `CONFIGURATIONS`, Qwen3-Next's where it is left out.
+    """
+    widths = dict(geometry)
+    config = CONFIGURATIONS[widths.pop("model_type", "qwen3_next")](**widths)
     torch.manual_seed(seed)
-    model = Qwen3NextForCausalLM(Qwen3NextConfig(**geometry))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.set_experts_implementation("grouped_mm")
     return model
 
@@ -77,7 +85,7 @@ def balance(logits: Tensor, topk_ids: Tensor) -> Tensor:
     return num_experts * torch.dot(calls / topk_ids.numel(), logits.softmax(-1).mean(0))
 
 
-def token_losses(model: Qwen3NextForCausalLM, rows: Tensor) -> Tensor:
+def token_losses(model: PreTrainedModel, rows: Tensor) -> Tensor:
     """Loss in nats of every token given those before it [R, n] from rows of token ids [R, n + 1]."""
     hidden = model.model(rows[:, :-1], use_cache=False).last_hidden_state
     flat, targets = hidden.reshape(-1, hidden.shape[-1]), rows[:, 1:].reshape(-1)

@@ -3,7 +3,9 @@
 The main run warms up and then keeps its learning rate, so it can go on for as long as anybody likes. A model fit for
 use is branched off: a copy of a constant-rate checkpoint goes on for a while with the rate falling linearly to zero
 (`start_decay`); the main run is not touched. Weights, optimizer and step are saved every few minutes and on SIGINT or
-SIGTERM; the same command goes on from there, and gives the curve that an uncut run would have given.
+SIGTERM; the same command goes on from there, and gives the curve that an uncut run would have given. Where there is no
+checkpoint, on a new machine, a run goes on from published weights instead (`start_from_weights`): the same texts in the
+same order, but the optimizer knows nothing yet and its rate warms up once more.
 
 Letters: T tokens a step. This module knows the order of events in a step; what a step computes is in `network`, what it
 reads in `corpus`.
@@ -21,11 +23,12 @@ from pathlib import Path
 
 import torch
 
-from moecache.reference.checkpoint import append_log, cut_log, load_checkpoint, run_folder, save_checkpoint
+from moecache.reference.checkpoint import append_log, cut_log, load_checkpoint, read_log, run_folder, save_checkpoint
 from moecache.reference.corpus import Corpus, training_corpus
 from moecache.reference.fast import fast_layers, use_fast_parts
+from moecache.reference.loading import load_model, model_folder, tokenizer_file
 from moecache.reference.network import RouterTap, keep_freed_memory, make_network, mean_balance, token_losses
-from moecache.reference.settings import MODELS_FOLDER, TrainSettings
+from moecache.reference.settings import TrainSettings
 
 SAVE_EVERY_SECONDS = 300.0
 LOG_EVERY_STEPS = 10
@@ -39,9 +42,9 @@ class Decay:
     num_steps: int
 
 
-def learning_rate(step: int, settings: TrainSettings, decay: Decay | None = None) -> float:
-    """Rate of a step (counted from 0): linear warm-up, constant, then linear decay on a branch."""
-    rate = settings.learning_rate * min(1.0, (step + 1) / settings.warmup_steps)
+def learning_rate(step: int, settings: TrainSettings, decay: Decay | None = None, restart_step: int = 0) -> float:
+    """Rate of a step (counted from 0): linear warm-up from `restart_step`, constant, then linear decay on a branch."""
+    rate = settings.learning_rate * min(1.0, (step - restart_step + 1) / settings.warmup_steps)
     if decay is not None:
         rate *= max(0.0, 1.0 - (step - decay.first_step) / decay.num_steps)
     return rate
@@ -62,7 +65,7 @@ def make_optimizer(model: torch.nn.Module, settings: TrainSettings) -> torch.opt
 class Trainer:
     """A run in memory: network, optimizer, corpus, and how many steps are done.
 
-    `is_fast` chooses the exchanged parts of `fast` over the library's own.
+    `is_fast` chooses the exchanged parts of `fast` over the library's own. `restart_step` is where the optimizer began.
     """
 
     settings: TrainSettings
@@ -71,6 +74,7 @@ class Trainer:
     decay: Decay | None = None
     is_fast: bool = True
     step: int = 0
+    restart_step: int = 0
     say: Callable[[str], None] = print
     is_stopping: bool = field(default=False, init=False)
 
@@ -80,7 +84,7 @@ class Trainer:
         if self.is_fast:
             use_fast_parts(self.model, self.tap.routers)
         self.optimizer = make_optimizer(self.model, self.settings)
-        self.step = load_checkpoint(self.folder, self.model, self.optimizer, self.settings)
+        self.step, self.restart_step = load_checkpoint(self.folder, self.model, self.optimizer, self.settings)
         cut_log(self.folder, self.step)
 
     @property
@@ -91,7 +95,7 @@ class Trainer:
     def train_step(self) -> dict[str, float]:
         """One optimizer step; returns token loss (nats), balance and gradient norm."""
         rows = torch.from_numpy(self.corpus.batch(self.step, self.settings.rows_per_step))
-        rate = learning_rate(self.step, self.settings, self.decay)
+        rate = learning_rate(self.step, self.settings, self.decay, self.restart_step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.tap.clear()
@@ -107,7 +111,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write the checkpoint."""
-        save_checkpoint(self.folder, self.model, self.optimizer, self.step, self.settings)
+        save_checkpoint(self.folder, self.model, self.optimizer, self.step, self.settings, self.restart_step)
 
     def stop(self, *_: object) -> None:
         """Ask the run to save and end after the step under way (also the signal handler)."""
@@ -132,7 +136,7 @@ class Trainer:
     def _log(self, window: list[dict[str, float]], seconds: float, last_step: int) -> None:
         means = {key: round(sum(entry[key] for entry in window) / len(window), 5) for key in window[0]}
         speed = len(window) * self.settings.step_tokens / seconds
-        rate = learning_rate(self.step - 1, self.settings, self.decay)
+        rate = learning_rate(self.step - 1, self.settings, self.decay, self.restart_step)
         entry = {"step": self.step, "num_tokens": self.num_tokens, **means, "learning_rate": rate}
         append_log(self.folder, entry | {"tokens_per_second": round(speed, 1), "time": round(time.time())})
         left_seconds = (last_step - self.step) * self.settings.step_tokens / speed
@@ -167,23 +171,54 @@ def start_decay(name: str, fraction: float) -> tuple[str, Decay]:
     return branch, Decay(step, max(1, round(fraction * step)))
 
 
-def train(num_tokens: int, settings: TrainSettings | None = None, decay_fraction: float | None = None) -> Path:
-    """Train the reference model, or a decayed branch of it, and return the run's folder.
+def start_from_weights(trainer: Trainer, directory: Path) -> None:
+    """Give a run without a checkpoint the weights of a model folder and the place in the texts that its log ends at; save it.
+
+    Raises
+    ------
+    ValueError : the run has a checkpoint already, or the folder has no log.
+    MissingModelError : the folder has no weights.
+    """
+    if (trainer.folder / "checkpoint.pt").exists():
+        raise ValueError(f"{trainer.folder} has a checkpoint, which knows more than weights do; go on without --from-weights")
+    log = read_log(directory)
+    if not log:
+        raise ValueError(f"no log.jsonl in {directory}: how far its training came is not known")
+    trainer.model.load_state_dict(load_model(directory=directory).state_dict())
+    trainer.step = trainer.restart_step = int(log[-1]["step"])
+    trainer.folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(directory / "log.jsonl", trainer.folder / "log.jsonl")
+    trainer.save()
+
+
+def train(
+    num_tokens: int, settings: TrainSettings | None = None, decay_fraction: float | None = None, is_from_weights: bool = False
+) -> Path:
+    """Train a reference model, or a decayed branch of it, and return the run's folder.
 
     Parameters
     ----------
     num_tokens : where the main run stops; a branch stops where its rate is zero.
     settings : default the settings of `reference-512`.
     decay_fraction : None for the main run; else branch off with a decay of this share of the tokens so far.
+    is_from_weights : begin with the committed weights, where there is no checkpoint.
+
+    Raises
+    ------
+    ValueError : a branch from weights, or weights for a run that has a checkpoint.
     """
     settings = settings or TrainSettings()
+    if is_from_weights and decay_fraction is not None:
+        raise ValueError("--branch-decay needs a checkpoint's optimizer; train --from-weights for a while first")
     keep_freed_memory()
-    corpus = training_corpus(MODELS_FOLDER / settings.name / "tokenizer.json", settings.row_tokens, settings.seed)
+    corpus = training_corpus(tokenizer_file(settings.name), settings.row_tokens, settings.seed)
     branch, decay = settings.name, None
     if decay_fraction is not None:
         branch, decay = start_decay(settings.name, decay_fraction)
         num_tokens = (decay.first_step + decay.num_steps) * settings.step_tokens
     trainer = Trainer(settings, corpus, run_folder(branch), decay)
+    if is_from_weights:
+        start_from_weights(trainer, model_folder(settings.name))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, trainer.stop)
     print(f"{branch}: {trainer.step} steps done, training to {num_tokens / 1e6:.2f} M tokens", flush=True)
