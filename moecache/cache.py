@@ -25,8 +25,9 @@ from moecache.kernel import (
     replay,
 )
 from moecache.kernel.eviction import HORIZON
+from moecache.kernel.hashing import random_numbers
 from moecache.policy import Policy
-from moecache.steps import ABSENT, make_steps
+from moecache.steps import ABSENT, check_distinct, make_steps
 from moecache.trace import DecisionLog, ModelShape
 
 COLD_STARTS = ("first", "random", "empty")
@@ -143,6 +144,7 @@ class ExpertCache:
         predicted_ids: np.ndarray | None = None,
         next_use: np.ndarray | None = None,
         keep_log: bool = True,
+        is_checked: bool = False,
     ) -> DecisionLog | None:
         """Advance layers first_layer .. first_layer + l - 1 by T tokens.
 
@@ -156,6 +158,7 @@ class ExpertCache:
         predicted_ids : [T,l,P] int, experts to prefetch for each step, -1 = none; needed by a policy that prefetches.
         next_use : [T,l,K] int64, clock of each call's next call; needed by a policy that knows the future.
         keep_log : False keeps only `counts`.
+        is_checked : the ids come from a `RouterTrace`, which has looked for experts called twice in a step.
 
         Returns
         -------
@@ -163,8 +166,8 @@ class ExpertCache:
 
         Raises
         ------
-        ValueError : arrays that do not fit the cache or each other, ids that are no experts, scores that are missing or not
-            float16, or layers at different tokens.
+        ValueError : arrays that do not fit the cache or each other, ids that are no experts or twice in a step, scores that are missing
+            or not float16, or layers at different tokens.
         """
         steps = make_steps(
             self.shape,
@@ -177,6 +180,8 @@ class ExpertCache:
             predicted_ids=predicted_ids,
             next_use=next_use,
         )
+        if not is_checked:
+            check_distinct(topk_ids, self._clock(first_layer, topk_ids) + 1, first_layer)
         if not keep_log:
             replay(self.state, self.rules, steps, _empty_log((1, *topk_ids.shape[1:]), 0), first_layer)
             return None
@@ -251,8 +256,8 @@ def _cold_residents(shape: ModelShape, num_slots: np.ndarray, cold_start: str | 
             return np.full((layers, slots), -1)
         if cold_start == "first":
             return np.broadcast_to(np.arange(slots), (layers, slots))
-        generator = np.random.default_rng(seed)
-        return np.stack([generator.permutation(experts)[:slots] for _ in range(layers)])
+        lots = random_numbers(seed, np.arange(layers)[:, None], 0, np.arange(experts))  # not NumPy's, which may change between versions
+        return np.argsort(lots, axis=1, kind="stable")[:, :slots]
     profile = np.asarray(cold_start)
     if profile.ndim != 2 or profile.shape[0] != layers or profile.shape[1] < slots or profile.dtype.kind not in "iu":
         raise ValueError(f"a cold-start profile must be integers [{layers}, at least {slots}], got {profile.dtype} {profile.shape}")

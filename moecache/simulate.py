@@ -96,6 +96,7 @@ def simulate(
                 predicted_ids=_cut(replayed.predicted_ids, part),
                 next_use=_cut(inputs.next_use, part),
                 keep_log=keep == "log",
+                is_checked=True,
             )
             if log is not None:
                 logs.append(log)

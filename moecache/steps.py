@@ -81,6 +81,23 @@ def _check_ids(name: str, ids: np.ndarray, shape: ModelShape, lowest: int) -> No
         raise ValueError(f"{name} must be integers in {lowest}..{shape.num_experts - 1}, got {found}")
 
 
+def check_distinct(topk_ids: np.ndarray, first_token: int = 0, first_layer: int = 0) -> None:
+    """Refuse steps [T,l,K] that call an expert twice; the error counts tokens and layers from the given ones.
+
+    Raises
+    ------
+    ValueError : with the token, the layer and the expert.
+    """
+    ordered = np.sort(topk_ids, axis=-1)
+    is_twice = ordered[..., 1:] == ordered[..., :-1]
+    if is_twice.any():
+        token, layer, place = np.argwhere(is_twice)[0]
+        raise ValueError(
+            f"token {first_token + token}, layer {first_layer + layer}: expert {ordered[token, layer, place]} is called twice in topk_ids "
+            f"{topk_ids[token, layer].tolist()}; a step calls each expert once at most"
+        )
+
+
 def _check_predictions(predicted_ids: np.ndarray, size: tuple[int, ...], shape: ModelShape) -> None:
     if predicted_ids.ndim != 3 or predicted_ids.shape[:2] != size[:2]:
         raise ValueError(f"predicted_ids is {list(predicted_ids.shape)}, but the steps {list(size)} ask for [{size[0]}, {size[1]}, any]")

@@ -23,6 +23,11 @@ def random_stream(seed, num_tokens, num_layers, num_experts, top_k):
     if seed % 3 == 0:
         scores = np.round(scores * 2) / 2  # many equal scores and weights
     scores = scores.astype(np.float16) + np.float16(0)
+    if seed % 5 == 4:  # a router that masks some of the experts it does not call
+        is_masked = generator.random(scores.shape) < generator.choice([0.2, 0.6, 0.95])
+        order = np.argsort(-scores, axis=-1, kind="stable")
+        np.put_along_axis(is_masked, order[..., :top_k], False, axis=-1)
+        scores[is_masked] = -np.inf
     ids = np.argsort(-scores, axis=-1, kind="stable")[..., :top_k].astype(np.int16)
     weights = np.exp(np.take_along_axis(scores, ids.astype(np.int64), -1).astype(np.float32))
     weights = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)

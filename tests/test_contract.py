@@ -232,6 +232,41 @@ def test_counters_equal_the_log(policy, cold_start):
     assert cache.state.mass_sum.sum() == pytest.approx(log.substituted_mass.sum(dtype=np.float64), rel=1e-5)
 
 
+MASKING = [policy for policy in POLICIES.values() if policy.fallback == mc.Fallback.SUBSTITUTE and not policy.waits_for_every_miss]
+
+
+@pytest.mark.parametrize("policy", MASKING, ids=[policy.label for policy in MASKING])
+def test_masked_experts_never_stand_in(policy):
+    """A score of minus infinity says that the router may not choose this expert."""
+    is_masked = np.random.default_rng(2).random(STREAM.scores.shape) < 0.5
+    np.put_along_axis(is_masked, STREAM.ids.astype(np.int64), False, axis=-1)
+    masked = replace(STREAM, scores=np.where(is_masked, np.float16(-np.inf), STREAM.scores))
+    for stream in (STREAM, masked):
+        log = decide(new_cache(policy), stream)
+        tokens, layers, ranks = np.nonzero(log.outcome == SUBSTITUTED)
+        is_wrong = is_masked[tokens, layers, log.computed_ids[tokens, layers, ranks]]
+        assert is_wrong.size
+        assert is_wrong.any() == (stream is STREAM)
+
+
+def test_nobody_may_stand_in():
+    scores = np.full((1, 1, 6), -np.inf, np.float16)
+    ids, weights = np.array([[[4, 5]]]), np.full((1, 1, 2), 0.5, np.float32)
+    shape = mc.ModelShape(1, 6, 2)
+    for policy in (mc.SUBSTITUTE_EVERY_MISS, mc.cache_prior(0.3, 0), mc.max_rank(6, 0)):
+        log = mc.ExpertCache(shape, policy, 4).decide(ids, weights, scores)
+        assert set(log.outcome.ravel().tolist()) <= {FETCHED, FORCED}
+        assert log.evicted_ids.ravel().tolist() == [0, 1]
+
+
+def test_the_commonest_policy_decides_as_the_others_do():
+    """`Policy()` runs through code of its own. A prefetch that is never predicted sends the same policy through the general one."""
+    log = decide(new_cache(mc.Policy()))
+    nothing = replace(STREAM, predicted=np.full_like(STREAM.predicted, -1))
+    assert decide(new_cache(mc.Policy(max_prefetches=1)), nothing).is_equal(log)
+    assert (log.outcome == FETCHED).any()
+
+
 def without_chance(policy):
     """Numbers drawn by chance depend on the layer's index and on the clock, by definition: the same policy without them."""
     if policy.eviction == mc.Eviction.RANDOM:
@@ -404,6 +439,10 @@ BAD_DECIDE = {
     "real ids": (lambda i, w, s: (i.astype(float), w, s), r"integers.*float64"),
     "fewer weights": (lambda i, w, s: (i, w[..., :2], s), r"gate_weights is float32 \[130, 3, 2\].*ask for \[130, 3, 3\]"),
     "integer weights": (lambda i, w, s: (i, i, s), r"gate_weights is int16"),
+    "a call twice": (
+        lambda i, w, s: (np.where(np.arange(i.size).reshape(i.shape) == 41, np.roll(i, 1, -1), i), w, s),
+        r"token 4, layer 1: expert (\d+) is called twice in topk_ids \[.*a step calls each expert once",
+    ),
     "no scores": (lambda i, w, s: (i, w, None), r"substitutes by selection score, but no selection scores"),
     "scores of fewer experts": (lambda i, w, s: (i, w, s[..., :11]), r"selection_scores is float16 \[130, 3, 11\].*\[130, 3, 12\]"),
     "wide scores": (lambda i, w, s: (i, w, s.astype(np.float32)), r"selection_scores are float32.*float16"),

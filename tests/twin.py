@@ -207,13 +207,14 @@ class TwinLayer:
     def paired_by_score(self, others, ids, scores):
         value = [float(score) for score in scores]
         by_score = sorted(range(self.num_experts), key=lambda e: (-value[e], e))
-        stand_ins = [e for e in by_score if e in self.residents and e not in ids]
+        stand_ins = [e for e in by_score if e in self.residents and e not in ids and value[e] > -math.inf]
+        chosen_from = [v for v in value if v > -math.inf]
         worst_first = sorted(others, key=lambda rank: -by_score.index(ids[rank]))
         outside = [e for e in by_score if e not in ids]
         left = []
         for rank, stand_in in zip(worst_first, stand_ins, strict=False):
             if self.policy["miss_rule"] == "cache_prior":
-                is_good = value[stand_in] + self.policy["bonus"] * (max(value) - min(value)) > value[ids[rank]]
+                is_good = value[stand_in] + self.policy["bonus"] * (max(chosen_from) - min(chosen_from)) > value[ids[rank]]
             else:
                 is_good = len(ids) + outside.index(stand_in) < self.policy["best_ranks"]
             if not is_good:
@@ -226,6 +227,7 @@ class TwinLayer:
     def stand_ins(self, ids, scores):
         outside = sorted(self.residents - set(ids))
         if self.policy["fallback"] == "substitute" and scores is not None:
+            outside = [e for e in outside if float(scores[e]) > -math.inf]
             outside.sort(key=lambda e: -float(scores[e]))  # stable: the lower id first among equals
         return outside
 

@@ -33,7 +33,7 @@ from enum import IntEnum
 import numpy as np
 
 from moecache.kernel.codes import EVICTIONS, PREFETCH_KIND, PREFETCH_USEFUL, PREFETCH_WASTED
-from moecache.kernel.hashing import random_number
+from moecache.kernel.hashing import draw, random_number
 from moecache.kernel.jit import inline, jit
 from moecache.kernel.state import FREE, ID_MASK, PINNED, unpin
 
@@ -70,23 +70,25 @@ STATIC, BELADY, BELADY_BYPASS = int(Eviction.STATIC), int(Eviction.BELADY), int(
 
 @inline
 def on_call(cache, rules, expert, now, growth, next_use):
-    """The router called `expert` (resident or not) at clock `now`."""
-    eviction = rules.eviction
+    """The router called `expert` (resident or not) at clock `now`; its new score."""
+    eviction, score = rules.eviction, np.float64(cache.eviction_score[expert])
     if eviction == LRU:
-        cache.eviction_score[expert] = np.float64(now + 1)
+        score = np.float64(now + 1)
     elif eviction == DECAYED_COUNT:
-        cache.eviction_score[expert] += growth
+        score += growth
     elif eviction in (PLAIN_COUNT, PLAIN_COUNT_FORGET, LFRU):
-        cache.eviction_score[expert] += 1.0
+        score += 1.0
     elif eviction == SLRU:
         if cache.slot_of_expert[expert] >= 0 and cache.inserted_at[expert] != now:
-            _promote(cache, rules, expert, now)
+            score = _promote(cache, rules, expert, now)
     elif eviction in (BELADY, BELADY_BYPASS):
-        cache.eviction_score[expert] = HORIZON - np.float64(next_use)
+        score = HORIZON - np.float64(next_use)
+    cache.eviction_score[expert] = score
     cache.last_call[expert] = now
     if rules.max_prefetches > 0 and cache.is_untried[expert] != 0:
         cache.is_untried[expert] = 0
         cache.counts[PREFETCH_USEFUL] += 1
+    return score
 
 
 @inline
@@ -105,20 +107,22 @@ def on_evict(cache, rules, expert):
         cache.eviction_score[expert] = 0.0
     elif rules.eviction == SLRU and cache.eviction_score[expert] >= PROTECTED:
         cache.num_protected[0] -= 1
-    if cache.is_untried[expert] != 0:
+    if rules.max_prefetches > 0 and cache.is_untried[expert] != 0:
         cache.is_untried[expert] = 0
         cache.counts[PREFETCH_WASTED] += 1
 
 
 @jit
 def _promote(cache, rules, expert, now):
-    """Move a resident to the fresh end of the protected segment; the segment's oldest goes back on probation if it overflows."""
+    """Move a resident to the fresh end of the protected segment; the segment's oldest, which goes back on probation if it overflows,
+    may be the newcomer itself (a step promotes several at one clock). Returns the newcomer's score.
+    """
     if cache.eviction_score[expert] < PROTECTED:
         cache.num_protected[0] += 1
     cache.eviction_score[expert] = PROTECTED + np.float64(now + 1)
     cache.last_call[expert] = now
     if cache.num_protected[0] <= max(1, cache.key.size * PROTECTED_TENTHS // 10):
-        return
+        return np.float64(cache.eviction_score[expert])
     oldest = np.int64(-1)
     for slot in range(cache.expert_in_slot.size):
         candidate = np.int64(cache.expert_in_slot[slot])
@@ -128,6 +132,7 @@ def _promote(cache, rules, expert, now):
     cache.eviction_score[oldest] = np.float64(now + 1)
     if cache.key[cache.slot_of_expert[oldest]] != PINNED:
         unpin(cache, rules, oldest)
+    return np.float64(cache.eviction_score[expert])
 
 
 @jit
@@ -173,18 +178,11 @@ def _first_free(cache):
 
 @jit
 def _draw(cache, number):
-    """The slot of one of the unpinned residents, counted off by id."""
-    candidates = 0
-    for slot in range(cache.key.size):
-        candidates += cache.key[slot] != PINNED
-    skip = number % candidates
+    """The slot of one of the unpinned residents."""
     for expert in range(cache.slot_of_expert.size):
         slot = np.int64(cache.slot_of_expert[expert])
-        if slot >= 0 and cache.key[slot] != PINNED:
-            if skip == 0:
-                return slot
-            skip -= 1
-    return np.int64(-1)
+        cache.is_candidate[expert] = slot >= 0 and cache.key[slot] != PINNED
+    return np.int64(cache.slot_of_expert[draw(cache.is_candidate, number)])
 
 
 @jit

@@ -13,6 +13,9 @@ Selection scores are float16, which numba cannot compute with on a CPU. Their bi
 for a negative number flip all bits but the sign. Packed above the inverted expert id, one vector maximum finds the best
 stand-in, and among equals the lower id. The bits of one NaN (-1) mark a score that the trace did not record.
 
+A selection score of minus infinity says that the router may not choose the expert for this token (a masked group of experts): such an
+expert never stands in by score.
+
 When nobody can stand in, the caller fetches the expert after all.
 """
 
@@ -23,11 +26,12 @@ from enum import IntEnum
 import numpy as np
 
 from moecache.kernel.codes import OUTSIDE_RECORDED
-from moecache.kernel.hashing import random_number
-from moecache.kernel.jit import inline, jit
+from moecache.kernel.hashing import draw, random_number
+from moecache.kernel.jit import inline, jit, place
 
 NOBODY = -(2**31)
 NOT_RECORDED = -1  # bits of a score outside the trace's best M
+MASKED = -0x400  # bits of minus infinity
 
 
 class Fallback(IntEnum):
@@ -58,13 +62,13 @@ def prepare_stand_ins(cache, rules, step):
     """Fill `cache.order`: a sort key for each resident outside the top-k, `NOBODY` for the others."""
     if rules.fallback == SUBSTITUTE:
         for expert in range(cache.slot_of_expert.size):
-            key = sort_key(step.score_bits, expert)
-            cache.order[expert] = key if cache.slot_of_expert[expert] >= 0 else np.int32(NOBODY)
+            is_candidate = (cache.slot_of_expert[expert] >= 0) & (step.score_bits[expert] != MASKED)
+            cache.order[expert] = sort_key(step.score_bits, expert) if is_candidate else np.int32(NOBODY)
     else:
         for expert in range(cache.slot_of_expert.size):
             cache.order[expert] = 0 if cache.slot_of_expert[expert] >= 0 else np.int32(NOBODY)
     for rank in range(step.ids.size):
-        cache.order[step.ids[rank]] = NOBODY
+        cache.order[place(step.ids[rank])] = NOBODY
 
 
 @inline
@@ -97,8 +101,8 @@ def take_stand_in(cache, rules, step, rank):
 
 @jit
 def _first_buddy(cache, expert):
-    for place in range(cache.buddies.shape[1]):
-        buddy = np.int64(cache.buddies[expert, place])
+    for nth in range(cache.buddies.shape[1]):
+        buddy = np.int64(cache.buddies[expert, nth])
         if buddy >= 0 and cache.order[buddy] != NOBODY:
             return buddy
     return np.int64(-1)
@@ -106,15 +110,6 @@ def _first_buddy(cache, expert):
 
 @jit
 def _random_candidate(cache, number):
-    candidates = 0
     for expert in range(cache.order.size):
-        candidates += cache.order[expert] != NOBODY
-    if candidates == 0:
-        return np.int64(-1)
-    skip = number % candidates
-    for expert in range(cache.order.size):
-        if cache.order[expert] != NOBODY:
-            if skip == 0:
-                return np.int64(expert)
-            skip -= 1
-    return np.int64(-1)
+        cache.is_candidate[expert] = cache.order[expert] != NOBODY
+    return draw(cache.is_candidate, number)

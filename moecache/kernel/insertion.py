@@ -20,7 +20,7 @@ import numpy as np
 
 from moecache.kernel.codes import FETCH_KIND, FETCHED, FORCED, NOT_EVICTING, NOT_INSERTED
 from moecache.kernel.eviction import BELADY_BYPASS, HORIZON, STATIC, find_victim, insert
-from moecache.kernel.jit import inline
+from moecache.kernel.jit import inline, place
 
 
 class Insertion(IntEnum):
@@ -31,7 +31,7 @@ class Insertion(IntEnum):
     TINYLFU = 2
 
 
-CAP, TINYLFU = int(Insertion.CAP), int(Insertion.TINYLFU)
+EVERY, CAP, TINYLFU = int(Insertion.EVERY), int(Insertion.CAP), int(Insertion.TINYLFU)
 
 
 @inline
@@ -40,7 +40,7 @@ def fetch(cache, rules, step, rank):
 
     There is a victim: every call of a step pins one slot at most, and there are at least K slots.
     """
-    expert = np.int64(step.ids[rank])
+    expert = place(step.ids[rank])
     slot = find_victim(cache, rules, step.layer, step.now, expert)
     if not _may_insert(cache, rules, step, rank, expert, np.int64(cache.expert_in_slot[slot])):
         cache.counts[NOT_INSERTED] += 1

@@ -23,6 +23,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import numpy as np
 from numba import njit
 
 KERNEL_DIRECTORY = Path(__file__).parent
@@ -31,6 +32,13 @@ KERNEL_DIRECTORY = Path(__file__).parent
 entry = njit(nogil=True, cache=True, _nrt=False)  # pyright: ignore[reportCallIssue]
 jit = njit(nogil=True, _nrt=False)  # pyright: ignore[reportCallIssue]
 inline = njit(nogil=True, forceinline=True, _nrt=False)  # pyright: ignore[reportCallIssue]
+PLACE_MASK = 2**48 - 1
+
+
+@inline
+def place(index):
+    """An index of which the compiler knows that it is not negative, so that it leaves out the code for counting from the end."""
+    return np.int64(index) & PLACE_MASK
 
 
 def source_digest(directory: Path = KERNEL_DIRECTORY) -> str:

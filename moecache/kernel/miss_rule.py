@@ -23,9 +23,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from moecache.kernel.codes import MISS
-from moecache.kernel.fallback import NOBODY, best_stand_in, prepare_stand_ins, sort_key
-from moecache.kernel.jit import inline, jit
+from moecache.kernel.fallback import MASKED, NOBODY, best_stand_in, prepare_stand_ins, sort_key
+from moecache.kernel.jit import inline, jit, place
 
 
 class MissRule(IntEnum):
@@ -43,18 +42,24 @@ MASS_BUDGET, CACHE_PRIOR = int(MissRule.MASS_BUDGET), int(MissRule.CACHE_PRIOR)
 
 
 @inline
-def mark_waits(cache, rules, step):
+def waits_for_all(rules):
+    """Whether the policy waits for every miss of every step (only `protect` has a finite threshold)."""
+    return rules.gate_threshold == 0.0
+
+
+@inline
+def mark_waits(cache, rules, step, num_misses):
     """Set `cache.waits[rank]` for every miss of the step; an exact step waits for all of them."""
-    for rank in range(step.ids.size):
-        cache.waits[rank] = 1
-    if step.is_exact:
+    for i in range(num_misses):
+        cache.waits[cache.missed[i]] = 1
+    if step.is_exact or waits_for_all(rules):
         return
     if rules.miss_rule == PROTECT:
-        _protect(cache, rules, step)
+        _protect(cache, rules, step, num_misses)
     elif rules.miss_rule == MASS_BUDGET or rules.miss_rule == SQUARED_BUDGET:
-        _spend_budget(cache, rules, step)
+        _spend_budget(cache, rules, step, num_misses)
     else:
-        _walk_by_score(cache, rules, step)
+        _walk_by_score(cache, rules, step, num_misses)
 
 
 @inline
@@ -63,17 +68,19 @@ def _is_wait_rank(rules, rank):
 
 
 @inline
-def _protect(cache, rules, step):
-    for rank in range(step.ids.size):
+def _protect(cache, rules, step, num_misses):
+    for i in range(num_misses):
+        rank = np.int64(cache.missed[i])
         is_heavy = np.float64(step.weights[rank]) >= rules.gate_threshold
         cache.waits[rank] = is_heavy or _is_wait_rank(rules, rank)
 
 
 @jit
-def _spend_budget(cache, rules, step):
+def _spend_budget(cache, rules, step, num_misses):
     spent = 0.0
-    for rank in range(step.ids.size - 1, -1, -1):
-        if step.outcome[rank] != MISS or _is_wait_rank(rules, rank):
+    for i in range(num_misses - 1, -1, -1):
+        rank = np.int64(cache.missed[i])
+        if _is_wait_rank(rules, rank):
             continue
         weight = np.float64(step.weights[rank])
         spent += weight * weight if rules.miss_rule == SQUARED_BUDGET else weight
@@ -83,14 +90,14 @@ def _spend_budget(cache, rules, step):
 
 
 @jit
-def _walk_by_score(cache, rules, step):
+def _walk_by_score(cache, rules, step, num_misses):
     """Pair the worst miss with the best stand-in, then the next worst with the next best, while the rule agrees."""
     prepare_stand_ins(cache, rules, step)
     allowance = 0.0
     if rules.miss_rule == CACHE_PRIOR:
         allowance = rules.bonus * _score_range(cache, step)
     while True:
-        worst, stand_in = _worst_miss(cache, rules, step), best_stand_in(cache)
+        worst, stand_in = _worst_miss(cache, rules, step, num_misses), best_stand_in(cache)
         if worst < 0 or stand_in < 0:
             return
         missed = np.int64(step.ids[worst])
@@ -105,14 +112,15 @@ def _walk_by_score(cache, rules, step):
 
 
 @jit
-def _worst_miss(cache, rules, step):
+def _worst_miss(cache, rules, step, num_misses):
     """The rank of the waiting miss with the lowest selection score (the higher id among equals), -1 if none is left."""
     worst, lowest = np.int64(-1), np.int64(2**31)
-    for rank in range(step.ids.size):
-        if step.outcome[rank] == MISS and cache.waits[rank] != 0 and not _is_wait_rank(rules, rank):
-            key = np.int64(sort_key(step.score_bits, np.int64(step.ids[rank])))
+    for i in range(num_misses):
+        rank = np.int64(cache.missed[i])
+        if cache.waits[rank] != 0 and not _is_wait_rank(rules, rank):
+            key = np.int64(sort_key(step.score_bits, place(step.ids[rank])))
             if key < lowest:
-                worst, lowest = np.int64(rank), key
+                worst, lowest = rank, key
     return worst
 
 
@@ -123,11 +131,13 @@ def _score(cache, step, expert):
 
 @jit
 def _score_range(cache, step):
+    """Highest minus lowest score of the experts that the router may choose."""
     low, high = np.inf, -np.inf
     for expert in range(step.score_bits.size):
-        score = _score(cache, step, expert)
-        low, high = min(low, score), max(high, score)
-    return high - low
+        if step.score_bits[expert] != MASKED:
+            score = _score(cache, step, expert)
+            low, high = min(low, score), max(high, score)
+    return max(high - low, 0.0)
 
 
 @jit

@@ -55,7 +55,9 @@ class CacheState(NamedTuple):
     float16_values: np.ndarray  # [65536] float32, the value of each bit pattern
     order: np.ndarray  # [E] int32, scratch: sort keys of the stand-ins
     landed: np.ndarray  # [E] int16, scratch
-    waits: np.ndarray  # [K] uint8, scratch
+    is_candidate: np.ndarray  # [E] uint8, scratch: who takes part in a draw
+    missed: np.ndarray  # [K] int16, scratch: the ranks that miss, rising
+    waits: np.ndarray  # [K] uint8, scratch: by rank, where it misses
 
 
 class LayerCache(NamedTuple):
@@ -82,6 +84,8 @@ class LayerCache(NamedTuple):
     float16_values: np.ndarray
     order: np.ndarray
     landed: np.ndarray
+    is_candidate: np.ndarray
+    missed: np.ndarray
     waits: np.ndarray
 
 
@@ -178,6 +182,8 @@ def layer_cache(state, layer):
         state.float16_values,
         state.order,
         state.landed,
+        state.is_candidate,
+        state.missed,
         state.waits,
     )
 
@@ -192,13 +198,18 @@ def pin(cache, slot):
 def unpin(cache, rules, expert):
     """Give a resident's slot the key that its score and last call ask for; nothing for an expert that is not resident."""
     slot = np.int64(cache.slot_of_expert[expert])
-    if slot < 0:
-        return
-    tie = ((np.int64(cache.last_call[expert]) + 1) << ID_BITS) | np.int64(expert)
+    if slot >= 0:
+        set_key(cache, rules, slot, expert, cache.eviction_score[expert], np.int64(cache.last_call[expert]))
+
+
+@inline
+def set_key(cache, rules, slot, expert, score, last_call):
+    """The key of a slot whose expert has this score and last call."""
+    tie = ((last_call + 1) << ID_BITS) | np.int64(expert)
     if rules.is_packed != 0:
-        cache.key[slot] = (np.int64(cache.eviction_score[expert]) << TIE_BITS) | tie
+        cache.key[slot] = (np.int64(score) << TIE_BITS) | tie
     else:
-        cache.key_float[slot] = cache.eviction_score[expert]
+        cache.key_float[slot] = score
         cache.tie[slot] = tie
 
 
@@ -243,6 +254,8 @@ def new_state(num_layers: int, num_experts: int, top_k: int, num_slots: np.ndarr
         float16_values=FLOAT16_VALUES,
         order=np.zeros(experts, np.int32),
         landed=np.zeros(experts, np.int16),
+        is_candidate=np.zeros(experts, np.uint8),
+        missed=np.zeros(top_k, np.int16),
         waits=np.zeros(top_k, np.uint8),
     )
 

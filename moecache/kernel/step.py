@@ -28,15 +28,15 @@ from moecache.kernel.codes import (
     FORCED,
     HIT,
     LOW_PRECISION_OUTCOME,
-    MISS,
     SUBSTITUTED,
 )
+from moecache.kernel.commonest import is_plain_lru, plain_lru
 from moecache.kernel.eviction import on_call, rescale_scores
 from moecache.kernel.fallback import BUDDY, DROP, LOW_PRECISION, NOBODY, RANDOM_RESIDENT, SUBSTITUTE, prepare_stand_ins, take_stand_in
 from moecache.kernel.insertion import TINYLFU, fetch
-from moecache.kernel.jit import entry, inline
-from moecache.kernel.miss_rule import mark_waits
-from moecache.kernel.state import Step, layer_cache, pin, unpin
+from moecache.kernel.jit import entry, inline, jit, place
+from moecache.kernel.miss_rule import mark_waits, waits_for_all
+from moecache.kernel.state import Step, layer_cache, pin, set_key, unpin
 
 TOKEN_BLOCK = 64  # tokens of one layer handled before the next layer: its arrays stay in the processor's cache
 
@@ -53,30 +53,50 @@ def replay(state, rules, steps, log, first_layer):
     log : StepLog, filled in place; with one token row the row is reused.
     first_layer : index of the first layer in `state`.
     """
+    if is_plain_lru(rules):
+        _replay_plain_lru(state, steps, log, first_layer)
+    else:
+        _replay_any(state, rules, steps, log, first_layer)
+
+
+# Two functions, because one of this size keeps everything on the stack.
+@jit
+def _replay_plain_lru(state, steps, log, first_layer):
+    _replay_blocks(state, plain_lru(), steps, log, first_layer)
+
+
+@jit
+def _replay_any(state, rules, steps, log, first_layer):
+    _replay_blocks(state, rules, steps, log, first_layer)
+
+
+@inline
+def _replay_blocks(state, rules, steps, log, first_layer):
     num_tokens, num_layers, _ = steps.topk_ids.shape
     for start in range(0, num_tokens, TOKEN_BLOCK):
         stop = min(start + TOKEN_BLOCK, num_tokens)
         for i in range(num_layers):
-            _replay_layer(state, rules, steps, log, first_layer, i, start, stop)
+            _replay_layer(state, rules, steps, log, place(first_layer + i), place(i), start, stop)
 
 
 @inline
-def _replay_layer(state, rules, steps, log, first_layer, i, start, stop):
-    layer = first_layer + i
+def _replay_layer(state, rules, steps, log, layer, i, start, stop):
     cache = layer_cache(state, layer)
     last_row = log.outcome.shape[0] - 1
     # An absent array is [1,1,0]: its only row is empty.
     has_scores, has_predictions = int(steps.score_bits.size > 0), int(steps.predicted_ids.size > 0)
     has_future = int(steps.next_use.size > 0)
-    for token in range(start, stop):
-        state.clock[layer] += 1
+    for number in range(start, stop):
+        token = place(number)
+        now = int(state.clock[layer]) + 1
+        state.clock[layer] = now
         if steps.growth_epoch[token] > state.epoch[layer]:
             rescale_scores(cache, rules, steps.growth_epoch[token] - state.epoch[layer])
             state.epoch[layer] = steps.growth_epoch[token]
-        row = min(token, last_row)
+        row = place(min(token, last_row))
         step = Step(
             layer,
-            state.clock[layer],
+            now,
             steps.growth[token],
             steps.is_exact[token] != 0,
             steps.topk_ids[token, i],
@@ -90,7 +110,8 @@ def _replay_layer(state, rules, steps, log, first_layer, i, start, stop):
         )
         mass = decide(cache, rules, step, log)
         log.substituted_mass[row, i] = mass
-        state.mass_sum[layer] += mass
+        if mass != 0.0:
+            state.mass_sum[layer] += mass
 
 
 @inline
@@ -98,44 +119,43 @@ def decide(cache, rules, step, log):
     """Decide one token at one layer; fills the step's rows [K], returns the substituted gate mass."""
     if rules.account_decay != 1.0:
         decay_accounts(cache, rules)
-    if cache.ring[1] > 0 or rules.max_prefetches > 0:
+    if (rules.admission == BACKGROUND and cache.ring[1] > 0) or rules.max_prefetches > 0:
         _pin_called(cache, step)
         land_arrivals(cache, rules, step, log)
-    num_misses = _split(cache, step)
+    num_misses, mass = _split(cache, step), 0.0
     if num_misses > 0:
-        mark_waits(cache, rules, step)
+        mark_waits(cache, rules, step, num_misses)
         num_left = _serve_waits(cache, rules, step, num_misses)
-        if num_left > 0:
-            _serve_others(cache, rules, step)
+        if num_left > 0 and not waits_for_all(rules):
+            _serve_others(cache, rules, step, num_misses)
     _update_scores(cache, rules, step)
-    mass = 0.0
-    if num_misses > 0:
-        mass = _add_mass(cache, rules, step)
+    if num_misses > 0 and not waits_for_all(rules):
+        mass = _add_mass(cache, rules, step, num_misses)
     return mass
 
 
 @inline
 def _pin_called(cache, step):
     for rank in range(step.ids.size):
-        slot = np.int64(cache.slot_of_expert[step.ids[rank]])
+        slot = np.int64(cache.slot_of_expert[place(step.ids[rank])])
         if slot >= 0:
             pin(cache, slot)
 
 
 @inline
 def _split(cache, step):
-    """Mark hits, and pin them, and misses; the number of misses."""
-    num_misses = 0
+    """Mark hits, and pin them, and list the misses; the number of misses."""
+    num_misses = np.int64(0)
     for rank in range(step.ids.size):
-        step.computed[rank] = step.ids[rank]
+        expert = place(step.ids[rank])
+        step.computed[rank] = expert
         step.evicted[rank] = -1
-        slot = np.int64(cache.slot_of_expert[step.ids[rank]])
+        step.outcome[rank] = HIT
+        cache.missed[num_misses] = rank  # stands only if the next line moves on: a miss is hard to foretell for the processor
+        slot = np.int64(cache.slot_of_expert[expert])
+        num_misses += slot < 0
         if slot >= 0:
             pin(cache, slot)
-            step.outcome[rank] = HIT
-        else:
-            step.outcome[rank] = MISS
-            num_misses += 1
     cache.counts[HIT] += step.ids.size - num_misses
     return num_misses
 
@@ -143,23 +163,26 @@ def _split(cache, step):
 @inline
 def _serve_waits(cache, rules, step, num_misses):
     """Fetch the misses marked by the miss rule; the number of misses left."""
-    for rank in range(step.ids.size):
-        if step.outcome[rank] == MISS and cache.waits[rank] != 0:
+    num_left = num_misses
+    for i in range(num_misses):
+        rank = place(cache.missed[i])
+        if waits_for_all(rules) or cache.waits[rank] != 0:
             step.evicted[rank] = fetch(cache, rules, step, rank)
             step.outcome[rank] = FETCHED
-            cache.counts[FETCHED] += 1
-            num_misses -= 1
-    return num_misses
+            num_left -= 1
+    cache.counts[FETCHED] += num_misses - num_left
+    return num_left
 
 
 @inline
-def _serve_others(cache, rules, step):
+def _serve_others(cache, rules, step, num_misses):
     """The fallback for every miss that is not waited for, in rank order."""
     needs_stand_in = rules.fallback == SUBSTITUTE or rules.fallback == RANDOM_RESIDENT or rules.fallback == BUDDY
     if needs_stand_in:
         prepare_stand_ins(cache, rules, step)
-    for rank in range(step.ids.size):
-        if step.outcome[rank] != MISS:
+    for i in range(num_misses):
+        rank = place(cache.missed[i])
+        if cache.waits[rank] != 0:
             continue
         if needs_stand_in:
             _substitute(cache, rules, step, rank)
@@ -192,16 +215,17 @@ def _update_scores(cache, rules, step):
     """Score the calls, and unpin everything that this step pinned."""
     has_next_use = step.next_use.size > 0
     for rank in range(step.ids.size):
-        expert = np.int64(step.ids[rank])
-        is_served = step.outcome[rank] <= FORCED  # hit, fetched, forced
+        expert = place(step.ids[rank])
+        is_served = waits_for_all(rules) or step.outcome[rank] <= FORCED  # hit, fetched, forced
         if is_served or rules.only_served_calls_count == 0:
             next_use = step.next_use[rank] if has_next_use else np.int64(0)
-            on_call(cache, rules, expert, step.now, step.growth, next_use)
+            score = on_call(cache, rules, expert, step.now, step.growth, next_use)
             if rules.insertion == TINYLFU:
                 cache.frequency[expert] += step.growth
-        if is_served:
-            unpin(cache, rules, expert)
-        elif step.outcome[rank] == SUBSTITUTED:
+            slot = np.int64(cache.slot_of_expert[expert])
+            if is_served and slot >= 0:  # not where the fetch was not inserted
+                set_key(cache, rules, slot, expert, score, step.now)
+        if not is_served and step.outcome[rank] == SUBSTITUTED:
             stand_in = np.int64(step.computed[rank])
             if rules.stand_ins_count != 0:
                 on_call(cache, rules, stand_in, step.now, step.growth, np.int64(0))
@@ -209,13 +233,14 @@ def _update_scores(cache, rules, step):
 
 
 @inline
-def _add_mass(cache, rules, step):
+def _add_mass(cache, rules, step, num_misses):
     """Mass accounts and bookings in rank order; the gate mass of substituted and dropped calls."""
     mass, num_booked = 0.0, np.int64(0)
-    for rank in range(step.ids.size):
+    for i in range(num_misses):
+        rank = place(cache.missed[i])
         if step.outcome[rank] > FORCED:
             if step.outcome[rank] == SUBSTITUTED or step.outcome[rank] == DROPPED:
                 mass += np.float64(step.weights[rank])
             if rules.admission == BACKGROUND:
-                num_booked = book(cache, rules, np.int64(step.ids[rank]), step.weights[rank], step.now, num_booked)
+                num_booked = book(cache, rules, place(step.ids[rank]), step.weights[rank], step.now, num_booked)
     return mass
