@@ -81,6 +81,19 @@ def trace(asked: argparse.Namespace) -> int:
     return 0
 
 
+def pack(asked: argparse.Namespace) -> int:
+    """Make a folder with one aligned block for every expert of a checkpoint; an interrupted run goes on from where it was."""
+    from moecache.pack import pack as pack_checkpoint
+    from moecache.packed_file import PackedStore
+
+    store = PackedStore(pack_checkpoint(asked.source, asked.target, asked.bits))
+    total = store.num_layers * store.num_experts
+    gib = store.header.file_bytes / 2**30
+    print(f"{asked.target}: {total} experts of {store.layout.expert_bytes} bytes in {store.num_layers} layers, {gib:.2f} GiB")
+    store.close()
+    return 0
+
+
 def _make(edition: str, only: Sequence[str]) -> int:
     from moecache.chapters.render import make_book
     from moecache.chapters.study import EDITIONS, run_chapters
@@ -139,6 +152,12 @@ def _declare_trace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--norm-topk-prob", action=argparse.BooleanOptionalAction, help="whether routing weights are rescaled, likewise")
 
 
+def _declare_pack(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, help="a checkpoint's folder: config.json and safetensors")
+    parser.add_argument("target", type=Path, help="the folder to make")
+    parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="16 = experts as they are; 8, 4 = rounded")
+
+
 def _declare_nothing(parser: argparse.ArgumentParser) -> None:
     pass
 
@@ -150,6 +169,7 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], Callable[[argpar
     "book": (book, _declare_book),
     "keep": (keep, _declare_nothing),
     "trace": (trace, _declare_trace),
+    "pack": (pack, _declare_pack),
 }
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import nn
 
-from moecache.hf_internals import is_experts, moe_layers
+from moecache.hf_internals import is_experts, is_transposed, moe_layers
 
 
 @dataclass(frozen=True)
@@ -101,3 +101,8 @@ def _part_of(key: str, name: str, pattern: str, converters: Sequence[Any]) -> Ke
             f"transformers and save it by save_pretrained(..., save_original_format=False), then use that folder"
         )
     return KeyTarget(name, rules[0].source_patterns.index(pattern), len(rules[0].source_patterns))
+
+
+def are_experts_transposed(config: Any) -> bool:
+    """Whether the matrices of the model's experts are stored as [E, inputs, outputs]."""
+    return is_transposed(moe_layers(skeleton(config))[0].experts)

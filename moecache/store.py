@@ -4,6 +4,7 @@
 |---|---|---|
 | `CheckpointStore` | a checkpoint as downloaded: tensors of one expert in several shards, at any offset | enclosing aligned ranges |
 | `PackedStore` | one file made by `moecache pack`: an aligned block per expert, with checksums | one read |
+| `DequantisedStore` | such a file with experts in few bits, given as full blocks | one read, and arithmetic |
 | `RamStore` | main memory, optionally page-locked | a copy |
 | `HostTier` | main memory, the most recently read blocks of another store | a copy, or the other store |
 | `PacedStore` | another store, its reads completed no earlier than a given link would | the other store |
@@ -33,11 +34,19 @@ from moecache.blocks import (
 )
 from moecache.checkpoint import Checkpoint
 from moecache.checkpoint_store import CheckpointStore
+from moecache.host_tier import HostTier
+from moecache.low_bit_blocks import DequantisedStore
+from moecache.paced import PacedStore
+from moecache.packed_file import FILE_NAME, PackedStore
 
 __all__ = [
     "ALIGNMENT",
     "BlockLayout",
     "CheckpointStore",
+    "DequantisedStore",
+    "HostTier",
+    "PacedStore",
+    "PackedStore",
     "RamStore",
     "Store",
     "StoreCounters",
@@ -48,14 +57,27 @@ __all__ = [
 ]
 
 
-def open_store(source: str | Path | Checkpoint) -> Store:
-    """Open the experts of a checkpoint folder as downloaded.
+def open_store(source: str | Path | Checkpoint, host_bytes: int = 0, check: str = "first", is_pinned: bool = False) -> Store:
+    """Open the experts of a folder: packed ones if it has them (rounded ones as full blocks), else those of its checkpoint.
+
+    Parameters
+    ----------
+    source : a checkpoint's folder, one made by `moecache pack`, a packed file, or a checkpoint's headers.
+    host_bytes : main memory for the most recently read blocks; 0 = no such tier.
+    check : when checksums of a packed file are compared: "first", "always" or "never".
+    is_pinned : whether that memory is page-locked, for copies to a GPU.
 
     Raises
     ------
     StoreError : it is not there, not whole, or not understood.
     """
-    return CheckpointStore(source)
+    folder = source.folder if isinstance(source, Checkpoint) else Path(source)
+    if folder.is_file() or (folder / FILE_NAME).is_file():
+        packed = PackedStore(folder, check)
+        tier = HostTier(packed, host_bytes, is_pinned) if host_bytes else packed
+        return tier if packed.header.bits is None else DequantisedStore(tier, packed.header)
+    store = CheckpointStore(source)
+    return HostTier(store, host_bytes, is_pinned) if host_bytes else store
 
 
 class RamStore:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import tiny_models
@@ -9,7 +12,7 @@ import torch
 
 from moecache import hf_internals
 from moecache.blocks import ALIGNMENT, BlockLayout, StoreError, aligned_bytes
-from moecache.store import RamStore
+from moecache.store import HostTier, PacedStore, RamStore
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +115,149 @@ def test_a_closed_store_says_so(model):
     store.close()
     with pytest.raises(StoreError, match="closed"):
         store.read(0, 0, np.zeros(store.layout.block_bytes, np.uint8))
+
+
+def _small_store(num_layers=2, num_experts=8, block_bytes=8192):
+    layout = BlockLayout.of({"a": ((block_bytes,), "uint8")})
+    blocks = np.random.default_rng(1).integers(0, 256, (num_layers, num_experts, block_bytes)).astype(np.uint8)
+    return RamStore(layout, blocks)
+
+
+def _hits_of_a_plain_lru(keys, num_places):
+    held, hits = OrderedDict(), []
+    for key in keys:
+        hits.append(key in held)
+        held[key] = None
+        held.move_to_end(key)
+        if len(held) > num_places:
+            held.popitem(last=False)
+    return hits
+
+
+@pytest.mark.parametrize("num_places", [1, 3, 7, 16, 40])
+def test_a_host_tier_is_an_exact_lru(num_places):
+    store = _small_store()
+    tier = HostTier(store, num_places * 8192 + 100)
+    generator = np.random.default_rng(num_places)
+    keys = [(int(generator.integers(2)), int(generator.integers(8) * generator.random())) for _ in range(300)]
+    hits, out = [], aligned_bytes(8192)
+    for key in keys:
+        before = tier.counters.num_hits
+        tier.read(*key, out)
+        hits.append(tier.counters.num_hits > before)
+        assert np.array_equal(out, store.block(*key))
+    assert hits == _hits_of_a_plain_lru(keys, num_places)
+    assert tier.num_places == min(num_places, 16)
+    assert store.counters.num_reads == hits.count(False) == tier.counters.num_misses
+
+
+def test_a_block_read_in_parts_is_one_use_and_is_read_from_below_once():
+    store = _small_store()
+    tier = HostTier(store, 3 * 8192)
+    out = np.zeros(8192, np.uint8)
+    for first in (4096, 0, 6000):
+        tier.read(1, 2, out, first, min(4096, 8192 - first))
+    assert np.array_equal(out, store.block(1, 2))
+    assert (tier.counters.num_hits, tier.counters.num_misses) == (1, 0)  # it had been read up to its end for the first part
+    assert store.counters.num_bytes == 8192
+
+
+def test_threads_share_a_host_tier():
+    store = _small_store()
+    tier, wrong = HostTier(store, 2 * 8192), []
+
+    def work(seed):
+        generator, out = np.random.default_rng(seed), np.zeros(8192, np.uint8)
+        for _ in range(200):
+            key = int(generator.integers(2)), int(generator.integers(8))
+            tier.read(*key, out)
+            if not np.array_equal(out, store.block(*key)):
+                wrong.append(key)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert tier.counters.num_hits + tier.counters.num_misses == 800
+
+
+def test_a_read_that_fails_below_leaves_the_tier_usable():
+    store = _small_store()
+    tier, plain = HostTier(store, 8192), store.read
+
+    def broken(*args):
+        raise StoreError("the disk is gone")
+
+    store.read = broken
+    with pytest.raises(StoreError, match="gone"):
+        tier.read(0, 0, np.zeros(8192, np.uint8))
+    store.read = plain
+    out = np.zeros(8192, np.uint8)
+    tier.read(0, 0, out)
+    tier.read(1, 1, out)
+    assert np.array_equal(out, store.block(1, 1))
+
+
+def test_a_host_tier_needs_room_and_says_when_it_is_closed():
+    with pytest.raises(ValueError, match="4095 bytes holds no block of 8192"):
+        HostTier(_small_store(), 4095)
+    tier = HostTier(_small_store(), 8192)
+    tier.close()
+    with pytest.raises(StoreError, match="closed"):
+        tier.read(0, 0, np.zeros(8192, np.uint8))
+
+
+class _Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_a_paced_link_serves_one_read_after_the_other():
+    clock = _Clock()
+    paced = PacedStore(_small_store(), 0.5, 8192 / 2, lambda: clock.now, clock.sleep)
+    out, ends = np.zeros(8192, np.uint8), []
+    for expert, (first, size) in enumerate([(0, 8192), (0, 4096), (4096, 4096)]):
+        paced.read(0, expert, out, first, size)
+        ends.append(clock.now)
+    assert ends == [2.5, 4.0, 5.0]
+    clock.now = 100.0
+    paced.read(0, 0, out)
+    assert clock.now == 102.5
+    assert paced.label.startswith("emulated link")
+    assert paced.num_late == 0
+
+
+def test_a_paced_link_waits_for_its_turn_and_a_slow_store_is_not_made_faster():
+    store, clock = _small_store(), _Clock()
+    paced = PacedStore(store, 0.0, 8192, lambda: clock.now, clock.sleep)
+    plain = store.read
+
+    def slow(*args):
+        clock.now += 3.0
+        plain(*args)
+
+    store.read = slow
+    paced.read(0, 0, np.zeros(8192, np.uint8))
+    assert (clock.now, paced.num_late) == (3.0, 1)
+    paced._free_at = 10.0  # another thread's reads are under way until then
+    store.read = plain
+    paced.read(0, 0, np.zeros(8192, np.uint8))
+    assert clock.now == 11.0
+
+
+def test_links_and_tiers_can_be_stacked():
+    store, clock = _small_store(), _Clock()
+    disk = PacedStore(store, 0.0, 8192, lambda: clock.now, clock.sleep)
+    bus = PacedStore(HostTier(disk, 4 * 8192), 0.0, 8192 * 10, lambda: clock.now, clock.sleep)
+    out = np.zeros(8192, np.uint8)
+    for expert in (0, 0):
+        bus.read(0, expert, out)
+    assert clock.now == pytest.approx(1.1)
+    assert np.array_equal(out, store.block(0, 0))
+    with pytest.raises(ValueError, match="bytes_per_second=0"):
+        PacedStore(store, 0.0, 0)
