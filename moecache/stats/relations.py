@@ -71,10 +71,10 @@ def correlation_across_policies(
     means = [paired.means(c)[None] for c in (x, y)]
     rows = []
     for method in METHODS:
-        r = float(_rowwise(means[0], means[1], method)[0])
+        r = float(rowwise_correlation(means[0], means[1], method)[0])
         if np.isnan(r):
             raise ValueError(f"{x} or {y} is the same for all {len(paired.policies)} policies: no correlation exists")
-        low, high = map(float, percentile_interval(_rowwise(drawn[0], drawn[1], method), confidence))
+        low, high = map(float, percentile_interval(rowwise_correlation(drawn[0], drawn[1], method), confidence))
         rows.append((method, r, low, high, len(paired.policies), paired.num_units))
     return pd.DataFrame(rows, columns=["method", "r", "low", "high", "num_policies", "num_units"])
 
@@ -103,7 +103,7 @@ def leaving_families_out(frame: pd.DataFrame, x: str = "substituted_mass", y: st
         kept = families != family
         if kept.sum() < FEWEST_POINTS:
             continue
-        r = float(_rowwise(paired.means(x)[None, kept], paired.means(y)[None, kept], "spearman")[0])
+        r = float(rowwise_correlation(paired.means(x)[None, kept], paired.means(y)[None, kept], "spearman")[0])
         if not np.isnan(r):
             rows.append((str(family), r, int(kept.sum())))
     return pd.DataFrame(rows, columns=["left_out", "r", "num_policies"])
@@ -170,7 +170,7 @@ def _across_documents(x: np.ndarray, y: np.ndarray, counts: np.ndarray) -> tuple
     """Return Spearman's and Pearson's coefficient, and Spearman's in every draw."""
     ranks = [midranks_under_counts(values, counts) for values in (x, y)]
     draws = correlation_under_counts(ranks[0], ranks[1], counts)
-    spearman, pearson = (float(_rowwise(x[None], y[None], method)[0]) for method in METHODS)
+    spearman, pearson = (float(rowwise_correlation(x[None], y[None], method)[0]) for method in METHODS)
     return spearman, pearson, draws
 
 
@@ -185,7 +185,7 @@ def _document_counts(frame: pd.DataFrame, documents: PairedUnits, unit: str, num
     return draw_counts(len(units), num_draws, seed)[:, [index[name] for name in names]]
 
 
-def _rowwise(x: np.ndarray, y: np.ndarray, method: str) -> np.ndarray:
+def rowwise_correlation(x: np.ndarray, y: np.ndarray, method: str) -> np.ndarray:
     """Return the correlation of each row of x with that of y, NaN where one is constant."""
     if method == "spearman":
         x, y = scipy_stats.rankdata(x, axis=1), scipy_stats.rankdata(y, axis=1)
