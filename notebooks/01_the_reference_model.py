@@ -1,15 +1,16 @@
 # %% [markdown]
-# # Is the reference model a real language model with real routing?
+# # Are the reference models real language models with real routing?
 #
 # The study asks which expert misses matter, and it asks small models that anybody can run on a processor. Their
 # answers are worth something only if those models are what they stand for: networks that learnt to predict text, whose
 # routers learnt to send different text to different experts, in a pattern that resembles that of models people use.
-# This chapter checks, on held-out text, what the reference model is, and says where it differs.
+# This chapter checks, on held-out text, what the reference models are, and says where they differ. There are two
+# geometries and two weight rules, and of one of them two ages, because experts grow apart as a model is trained.
 
 # %% [markdown]
 # ## What we expect, and what would count against it
 #
-# A model with {{total_parameters:.3g}} million parameters that has read {{training_tokens:.1f}} million tokens must be
+# A model like {{model}}, with {{total_parameters:.3g}} million parameters, that has read {{training_tokens:.1f}} million tokens must be
 # far from good. It should still beat two things that know no meaning: a **5-gram model** with back-off trained on the
 # same kind of text, and **xz**, which looks for repetitions. If it does not, it is a table of frequencies, and what
 # becomes of its misses says nothing.
@@ -19,8 +20,8 @@
 # or no cache could help). And it should *matter*: with other experts in the same places the perplexity must rise at
 # least by a factor of {{smallest_factor:g}}. If random experts do as well as the router's, no miss can matter.
 #
-# Two comparisons are planned: model against 5-gram, and the controls against the unchanged model. Everything else
-# describes.
+# Two comparisons are planned, for each model: model against 5-gram, and the controls against the unchanged model.
+# Everything else describes. Prose speaks of the first model, {{model}}; the tables show every one.
 
 # %% tags=["parameters"]
 model_names = ["reference-512"]  # reference models; the first is shown in detail
@@ -59,7 +60,7 @@ def stored(table, model=main, **more):
 # ## What it is
 #
 # Routing is what this study is about, so the routing geometry is that of a published model, number by number; the
-# widths and the depth are not.
+# widths and the depth are not. Each model's card (`data/models/<name>/README.md`) says how it was made.
 
 # %%
 cards = {name: reference_model.card(name) for name in model_names}
@@ -75,7 +76,7 @@ chapters.show_table(report.sizes(list(cards.values())))
 # %% tags=["hide-input"]
 chapters.show(
     drawn.training_curve(report.together(logs)),
-    alt=f"Training loss of {main} against tokens read, steep at first and still falling at the end, with the learning rate below.",
+    alt=f"Training loss of {', '.join(model_names)} against tokens read, steep at first and still falling at the end, with the rate below.",
 )
 
 # %% [markdown]
@@ -93,21 +94,30 @@ chapters.show(
 # are a bootstrap over clusters: documents of one module, book or template are not independent.
 
 # %%
-documents = stored("documents")
+documents = {name: stored("documents", name) for name in model_names}
 ngram = stored("ngram", training_tokens=ngram_training_tokens, order=ngram_order, seed=seed)
 xz = stored("xz", training_bytes=xz_training_bytes, seed=seed)
-domains = report.domains(documents, ngram, xz)
-versus = report.against_ngram(documents, ngram, main).iloc[0]
+domains = {name: report.domains(documents[name], ngram, xz) for name in model_names}
+versus = report.against_ngram(documents[main], ngram, main).iloc[0]
 
 # %% tags=["hide-input"]
-chapters.values(ngram_tokens=ngram["training_tokens"].iloc[0], xz_training_bytes=xz_training_bytes, **values.language(domains, versus))
-chapters.show(drawn.bits_per_byte(report.bits_long(domains, main)), alt=report.describe_bits(domains, main))
+chapters.values(
+    ngram_tokens=ngram["training_tokens"].iloc[0], xz_training_bytes=xz_training_bytes, **values.language(domains[main], versus)
+)
+chapters.show(drawn.bits_per_byte(report.bits_long(domains)), alt=report.describe_bits(domains))
 
 # %%
-chapters.show_table(report.domain_table(domains))
+chapters.show_table(report.domain_table(domains[main]))
 
 # %% [markdown]
-# Over all {{num_documents}} documents ({{num_clusters}} clusters) the perplexity is {{perplexity:.1f}}, against
+# The same for every model: perplexity, and bits a byte in brackets. All have the same tokenizer and read the same
+# documents, so here perplexities may be compared.
+
+# %%
+chapters.show_table(report.by_model(domains))
+
+# %% [markdown]
+# Over all {{num_documents}} documents ({{num_clusters}} clusters) the perplexity of {{model}} is {{perplexity:.1f}}, against
 # {{ngram_perplexity:.1f}} for the 5-gram model: the planned comparison gives {{gain:.2f}} nats a token in the model's
 # favour (95 % interval {{gain_low:.2f}} to {{gain_high:.2f}}, dz = {{gain_dz:.1f}}, {{gain_p}}). The model is better,
 # with an interval clear of zero, in {{num_better}} of {{num_domains}} domains, and needs fewer bits a byte than xz
@@ -127,16 +137,16 @@ chapters.show_table(report.domain_table(domains))
 # even.
 
 # %%
-layers = stored("layers")
-chapters.values(**values.health(layers))
+layers = {name: stored("layers", name) for name in model_names}
+chapters.values(**values.health(layers, main))
 chapters.show_table(routing.layer_health(layers))
 
 # %% [markdown]
-# In every layer at least {{called_low:.1%}} of the experts are called. The entropy of use is {{entropy_mean:.2f}} on
-# average, {{entropy_first:.2f}} in layer 0 and {{entropy_last:.2f}} in the last layer. For a model of 512 experts
+# In every layer at least {{called_low:.1%}} of the experts are called. The entropy of use of {{model}} is
+# {{entropy_mean:.2f}} on average, {{entropy_first:.2f}} in layer 0 and {{entropy_last:.2f}} in the last layer. For a model of 512 experts
 # others report about {{reported_entropy:.2f}}, and {{reported_first:.2f}} in layer 0, on texts of their own. A single
 # token's router has an entropy of {{router_low:.2f}} to {{router_high:.2f}}: behind its top-k it spreads a long tail over
-# hundreds of experts.
+# the other experts.
 
 # %% [markdown]
 # ## How heavy is a call?
@@ -166,12 +176,13 @@ chapters.show(
 # that uses them most.
 
 # %% tags=["hide-input"]
-use, last_layer = stored("use"), cards[main]["num_layers"] - 1
-chapters.show(
-    figures.expert_use(routing.named(use[use["layer"] == last_layer]), title=f"{main}, layer {last_layer}"),
-    alt=f"Use of the experts of layer {last_layer} by domain: blocks along the diagonal, experts that one domain uses several times as "
-    "often as an even spread and others hardly at all.",
-)
+for name in model_names:
+    use, last_layer = stored("use", name), cards[name]["num_layers"] - 1
+    chapters.show(
+        figures.expert_use(routing.named(use[use["layer"] == last_layer]), title=f"{name}, layer {last_layer}"),
+        alt=f"{name}: use of the experts of layer {last_layer} by domain: blocks along the diagonal, experts that one domain uses several "
+        "times as often as an even spread and others hardly at all.",
+    )
 
 # %% [markdown]
 # Whatever one orders by its largest value shows a diagonal, also noise. The next picture cannot: each domain's
@@ -180,17 +191,18 @@ chapters.show(
 # would share {{hot_fraction:.1%}}. Means over layers.
 
 # %% tags=["hide-input"]
-overlaps = stored("overlaps", hot_fraction=hot_fraction)
-hot = values.hot_sets(overlaps)
-chapters.values(hot_fraction=hot_fraction, **hot)
-chapters.show(
-    drawn.hot_set_overlap(overlaps, chance=hot_fraction),
-    alt=f"Experts in common between hot sets: {hot['hot_same']:.0%} for two halves of a domain, {hot['hot_other']:.0%} for two domains "
-    f"on average, most for {hot['hot_nearest_pair']}, least for {hot['hot_farthest_pair']}.",
-)
+overlaps = {name: stored("overlaps", name, hot_fraction=hot_fraction) for name in model_names}
+hot = {name: values.hot_sets(table) for name, table in overlaps.items()}
+chapters.values(hot_fraction=hot_fraction, **hot[main])
+for name, found in hot.items():
+    chapters.show(
+        drawn.hot_set_overlap(overlaps[name], chance=hot_fraction, title=name),
+        alt=f"{name}: experts in common between hot sets: {found['hot_same']:.0%} for two halves of a domain, {found['hot_other']:.0%} for "
+        f"two domains on average, most for {found['hot_nearest_pair']}, least for {found['hot_farthest_pair']}.",
+    )
 
 # %% [markdown]
-# Two halves of a domain share {{hot_same:.0%}} of their hot sets, two different domains {{hot_other:.0%}}: most
+# In {{model}}, two halves of a domain share {{hot_same:.0%}} of their hot sets, two different domains {{hot_other:.0%}}: most
 # ({{hot_nearest:.0%}}) for {{hot_nearest_pair}}, least ({{hot_farthest:.0%}}) for {{hot_farthest_pair}}. Part of every
 # hot set is common to all domains, part is the domain's own.
 
@@ -205,18 +217,19 @@ warm, aim = {"warmup_tokens": warmup_tokens}, {"hit_rate": lru_target_fraction, 
 hits = {name: stored("hits", name, shares=capacity_fractions, **warm) for name in model_names}
 quarters = {name: stored("quarter", name, **warm) for name in model_names}
 targets = {name: stored("target", name, **aim) for name in model_names}
-targets_by_layer = stored("target_by_layer", **aim)
+targets_by_layer = {name: stored("target_by_layer", name, **aim) for name in model_names}
 
 # %% tags=["hide-input"]
 rows = {}
 for name, card in cards.items():
     routing.check_warm_window(quarters[name], targets[name])
-    rows[name] = routing.own_routing(card, stored("layers", name), quarters[name], targets[name])
-chapters.values(target=lru_target_fraction, **values.locality(rows[main], layers, targets_by_layer))
-chapters.show_table(routing.layer_locality(layers, quarters[main], targets_by_layer, cards[main]))
+    rows[name] = routing.own_routing(card, layers[name], quarters[name], targets[name])
+chapters.values(target=lru_target_fraction, **values.locality(rows[main], layers[main], targets_by_layer[main]))
+local = {name: routing.layer_locality(layers[name], quarters[name], targets_by_layer[name], card) for name, card in cards.items()}
+chapters.show_table(report.together(local))
 
 # %% [markdown]
-# With a quarter of the experts resident, LRU hits {{quarter_hits:.1%}} of all calls ({{quarter_low:.1%}}
+# With a quarter of the experts of {{model}} resident, LRU hits {{quarter_hits:.1%}} of all calls ({{quarter_low:.1%}}
 # to {{quarter_high:.1%}}, depending on the layer). It hits {{target:.1%}} with **{{target_slots}} slots** a layer, that
 # is, {{target_share:.0%}} of the experts ({{target_low}} to {{target_high}} if each layer gets its own number).
 # [Chapter 02](02_capacity_and_eviction.ipynb) goes on from here.
@@ -253,24 +266,26 @@ chapters.show_table(routing.beside_public(list(rows.values())))
 #
 # The same text again, the gate weights untouched and in their places, but the experts exchanged. *Shuffled*: every call
 # is computed by another expert, always the same one for each. *Random*: by one drawn anew among those that the token
-# did not call. *The next best*: by the {{top_k}} experts that the router likes best after its own. *No routed
+# did not call. *The next best*: by as many experts as it called, those that the router likes best after its own. *No routed
 # experts*: their sum is left out. {{num_ablation}} documents, paired with the unchanged model.
 
 # %%
-ablation = stored("ablation", num_ablation_documents=num_ablation_documents, seed=seed)
-table = report.controls(ablation)
-chapters.show(drawn.controls(table), alt=report.describe_controls(table))
+asked = {"num_ablation_documents": num_ablation_documents, "seed": seed}
+ablation = {name: stored("ablation", name, **asked) for name in model_names}
+tables = {name: report.controls(frame, name) for name, frame in ablation.items()}
+together = report.together(tables)
+chapters.show(drawn.controls(together), alt=report.describe_controls(together))
 
 # %% tags=["hide-input"]
-chapters.values(**values.controls(ablation, table, smallest_factor))
-chapters.show_table(report.controls_table(table))
+chapters.values(**values.controls(ablation[main], tables[main], smallest_factor), everywhere=values.everywhere(tables, smallest_factor))
+chapters.show_table(report.controls_table(together))
 
 # %% [markdown]
-# Paired t-tests over {{num_ablation_clusters}} clusters, corrected together (Holm); *detectable* is the smallest
-# difference that so many would show in four of five repetitions. Shuffled experts multiply the perplexity by
-# {{shuffled:.1f}}, random ones by {{random:.1f}}: which expert answers **{{verdict}}**. Random experts cost
-# {{random_or_none}} none at all (a factor of {{none:.1f}}). Even the next best ten, all at once, cost a factor of
-# {{next_best:.1f}}: a router's second choice is no copy of its first. That is the worst case of what a policy does,
+# Paired t-tests over {{num_ablation_clusters}} clusters, corrected together in each model (Holm); *detectable* is the
+# smallest difference that so many would show in four of five repetitions. In {{model}}, shuffled experts multiply the
+# perplexity by {{shuffled:.1f}}, random ones by {{random:.1f}}: which expert answers **{{verdict}}**. {{everywhere}}
+# Random experts cost {{random_or_none}} none at all (a factor of {{none:.1f}}). Even the next best {{top_k}}, all at
+# once, cost a factor of {{next_best:.1f}}: a router's second choice is no copy of its first. That is the worst case of what a policy does,
 # which substitutes some calls, not all of them ([chapter 04](04_which_misses_matter.ipynb)).
 
 # %% [markdown]
@@ -286,14 +301,27 @@ chapters.values(**values.tasks(answers, main))
 chapters.show_table(report.task_words(answers))
 
 # %% [markdown]
-# Word problems: {{solved_word_problems:.0%}} right; interpreter lines: {{solved_interpreter:.0%}}. {{lost}} A loss of
+# {{model}}: word problems {{solved_word_problems:.0%}} right, interpreter lines {{solved_interpreter:.0%}}. {{lost}} A loss of
 # accuracy under a policy can only be seen where there is accuracy to lose, so chapters about generated text can use:
 # {{useful}}.
 
 # %% [markdown]
+# ## What does training change?
+#
+# Experts start alike and grow apart, so a young model is hurt less by the wrong ones. The study therefore keeps the
+# first stage of its main model beside the later weights and, in its full edition, shows both.
+
+# %% tags=["hide-input"]
+chapters.values(ages=values.ages(main, cards, domains, tables))
+
+# %% [markdown]
+# {{ages}} The interpreter lines are no fair comparison: the first stage was trained on an earlier, harder version of them.
+# How much a miss costs is always the cost at an age.
+
+# %% [markdown]
 # ## What this means, and what it does not
 #
-# - It is a language model in the plain sense: it predicts held-out text {{beats}}, with an interval clear of zero in
+# - {{model}} is a language model in the plain sense: it predicts held-out text {{beats}}, with an interval clear of zero in
 #   {{num_better}} of {{num_domains}} domains. It is a *weak* one: {{training_tokens:.1f}} million tokens, {{num_layers}}
 #   layers. It knows nothing that is not in seven narrow domains, and much of its text is code and templates.
 # - Its routing is learnt: uneven without collapse, different by domain, and the choice of expert {{verdict}}. The number

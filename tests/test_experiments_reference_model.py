@@ -228,21 +228,37 @@ def test_ablation_is_paired_and_leaves_the_model_alone(model, ablation):
 
 def controls(low):
     names = ["experts shuffled", "random experts", "the next best experts", "no routed experts"]
-    return pd.DataFrame({"policy": names, "factor": 9.0, "low": [low, 3.0, 0.5, 3.0], "high": 12.0})
+    return pd.DataFrame({"model": "m", "policy": names, "factor": 9.0, "low": [low, 3.0, 0.5, 3.0], "high": 12.0})
 
 
 def test_verdict_on_routing_follows_the_interval():
     assert reference_values_report.hurts(controls(1.6), 1.5) == "matters"
     assert reference_values_report.hurts(controls(1.4), 1.5) == "matters, but less than was asked for"
     assert reference_values_report.hurts(controls(0.9), 1.5) == "cannot be shown to matter"
+    assert "only model" in reference_values_report.everywhere({"a": controls(1.6)}, 1.5)
+    assert "1 of the 2 models" in reference_values_report.everywhere({"a": controls(1.6), "b": controls(1.4)}, 1.5)
+
+
+def test_ages_are_compared_where_both_are_shown():
+    tables = {"m": controls(1.6), "m-early": controls(1.6).assign(factor=4.0)}
+    domains = {name: pd.DataFrame({"domain": ["code", "prose", "all"], "perplexity": values}) for name, values in PERPLEXITIES.items()}
+    cards = {"m": {"training_tokens": 25e6}, "m-early": {"training_tokens": 6e6}}
+    words = reference_values_report.ages("m", cards, domains, tables)
+    assert "From 6.0 to 25.0 million tokens the perplexity went from 20.0 to 9.0; it is lower in 1 of 2 domains" in words
+    assert "by 9.0, where they multiplied that of the first stage by 4.0" in words
+    alone = {"m": cards["m"]}
+    assert "one age only" in reference_values_report.ages("m", alone, domains, tables)
+
+
+PERPLEXITIES = {"m": [8.0, 7.0, 9.0], "m-early": [22.0, 6.0, 20.0]}
 
 
 def test_controls_come_dearest_first_with_holm(ablation):
-    table = reference_report.controls(ablation)
+    table = reference_report.controls(ablation, "m")
     assert table["factor"].is_monotonic_decreasing
     assert (table["low"] <= table["factor"]).all()
     assert (table["factor"] <= table["high"]).all()
-    assert reference_report.controls_table(table).shape == (4, 6)
+    assert reference_report.controls_table(table).shape == (4, 7)
     assert reference_values_report.controls(ablation, table, 1.5)["num_ablation_clusters"] == 4
 
 
@@ -267,6 +283,9 @@ def test_domains_are_pooled_by_token_and_by_byte():
     assert (table.loc["all", "xz_bits"], table.loc["all", "xz_after_bits"]) == (4, 2)
     assert (table["perplexity_low"] < table["perplexity"]).all()
     assert reference_report.domain_table(table.reset_index()).shape == (3, 8)
+    beside = reference_report.by_model({"a": table.reset_index(), "b": table.reset_index()})
+    assert list(beside.columns) == ["perplexity (bits a byte)", "a", "b"]
+    assert beside.loc[2, "a"] == f"{math.exp(2 * 1.025):.1f} ({2 * 1.025 / math.log(2) / 2:.2f})"
 
 
 @pytest.mark.parametrize(("ngram_loss", "words", "num_better"), [(3.0, "better than counting does", 2), (1.0, "no better", 0)])
@@ -327,6 +346,10 @@ def test_card_counts_the_parameters_of_a_token():
     assert reference_model.training_log("reference-512")["num_tokens"].is_monotonic_increasing
     table = reference_report.sizes([card])
     assert list(table.columns) == ["", "reference-512", "Qwen3-Next-80B-A3B"]
+    small = card | {"model": "small", "num_experts": 64, "top_k": 8, "weight_rule": "as the softmax gives them"}
+    both = reference_report.sizes([card, small]).set_index("")
+    assert list(both.columns) == ["reference-512", "small", "Qwen3-Next-80B-A3B", "OLMoE-1B-7B"]
+    assert both.loc["gate weights"].tolist() == ["renormalised", "as the softmax gives them"] * 2
 
 
 def test_unknown_table_is_named():
@@ -342,9 +365,9 @@ def test_figures_are_drawn_and_ask_for_their_columns(text, ablation):
     rates = reference_routing_report.hit_rates({"own": hits}, {"own": 32})
     pictures = {
         drawn.training_curve: reference_report.together({"m": reference_model.training_log("reference-512")}),
-        drawn.bits_per_byte: reference_report.bits_long(domains, "model"),
+        drawn.bits_per_byte: reference_report.bits_long({"a": domains, "b": domains}),
         drawn.hit_rate_by_share: rates,
-        drawn.controls: reference_report.controls(ablation),
+        drawn.controls: pd.concat([reference_report.controls(ablation, name) for name in "ab"]),
     }
     for draw, frame in pictures.items():
         assert isinstance(draw(frame), Figure)

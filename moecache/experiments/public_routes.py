@@ -68,5 +68,20 @@ QWEN3_NEXT = {
     "expert_width": 512,
     "total_parameters": 80e9,
     "active_parameters": 3e9,
+    "weight_rule": "renormalised",
+    "shared_expert": "one, gated",
 }
-"""Sizes from the published configuration and name of the model whose routing geometry `reference-512` has."""
+OLMOE = {
+    "model": "OLMoE-1B-7B",
+    "num_layers": 16,
+    "num_experts": 64,
+    "top_k": 8,
+    "hidden_size": 2048,
+    "expert_width": 1024,
+    "total_parameters": 6.9e9,
+    "active_parameters": 1.3e9,
+    "weight_rule": "as the softmax gives them",
+    "shared_expert": "none",
+}
+IMITATED = (QWEN3_NEXT, OLMOE)
+"""Sizes from the published configurations and names of the models whose routing geometry the reference models have."""

@@ -41,7 +41,7 @@ from moecache.trace import RouterTrace
 
 def card(name: str) -> dict[str, Any]:
     """Sizes of a reference model from its files: `num_layers`, `num_experts`, `top_k`, `hidden_size`, `expert_width`, `total_parameters`,
-    `active_parameters` (a token's: all but the experts that it does not call), `training_tokens`."""
+    `active_parameters` (a token's: all but the experts that it does not call), `weight_rule`, `shared_expert`, `training_tokens`."""
     config = json.loads((model_folder(name) / "config.json").read_text())
     total, routed = 0, 0
     with safe_open(model_folder(name) / "model.safetensors", framework="np") as file:
@@ -58,6 +58,8 @@ def card(name: str) -> dict[str, Any]:
         "expert_width": config.get("moe_intermediate_size", config["intermediate_size"]),
         "total_parameters": total,
         "active_parameters": round(total - routed * idle_fraction),
+        "weight_rule": "renormalised" if config["norm_topk_prob"] else "as the softmax gives them",
+        "shared_expert": "one, gated" if config.get("shared_expert_intermediate_size") else "none",
         "training_tokens": int(training_log(name)["num_tokens"].iloc[-1]),
     }
 

@@ -99,19 +99,34 @@ def _bracketed(table: pd.DataFrame, name: str, digits: int) -> list[str]:
     return [f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]" for value, low, high in rows]
 
 
-def bits_long(table: pd.DataFrame, model: str) -> pd.DataFrame:
-    """`domains` as a row per (`domain`, `method`) with `bits`, `low`, `high` (NaN where there is no interval)."""
-    parts = [table.assign(method=model, low=table["bits_low"], high=table["bits_high"])]
-    for method, column in ((NGRAM, "ngram_bits"), (XZ_AFTER, "xz_after_bits"), (XZ, "xz_bits")):
-        parts.append(table.assign(method=method, bits=table[column], low=np.nan, high=np.nan))
+RIVALS = ((NGRAM, "ngram_bits"), (XZ_AFTER, "xz_after_bits"), (XZ, "xz_bits"))
+
+
+def bits_long(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """`domains` of several models as a row per (`domain`, `method`) with `bits`, `low`, `high` (NaN where there is no interval)."""
+    parts = [table.assign(method=model, low=table["bits_low"], high=table["bits_high"]) for model, table in tables.items()]
+    rivals = next(iter(tables.values()))
+    for method, column in RIVALS:
+        parts.append(rivals.assign(method=method, bits=rivals[column], low=np.nan, high=np.nan))
     return pd.concat(parts, ignore_index=True)[["domain", "method", "bits", "low", "high"]]
 
 
-def describe_bits(table: pd.DataFrame, model: str) -> str:
+def describe_bits(tables: dict[str, pd.DataFrame]) -> str:
     """What the figure of bits a byte shows, for its alternative text."""
-    total = table[table["domain"] == ALL].iloc[0]
-    rivals = ((NGRAM, "ngram_bits"), (XZ_AFTER, "xz_after_bits"), (XZ, "xz_bits"))
-    return f"Bits a byte over all domains: {model} {total['bits']:.2f}, " + ", ".join(f"{name} {total[key]:.2f}" for name, key in rivals)
+    totals = {model: table[table["domain"] == ALL].iloc[0] for model, table in tables.items()}
+    rivals = next(iter(totals.values()))
+    items = [(model, total["bits"]) for model, total in totals.items()] + [(name, rivals[key]) for name, key in RIVALS]
+    return "Bits a byte over all domains: " + ", ".join(f"{name} {bits:.2f}" for name, bits in items)
+
+
+def by_model(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """`domains` of several models for the page: a row per domain, perplexity and bits a byte of each model."""
+    first = next(iter(tables.values()))
+    columns = {
+        model: [f"{perplexity:.1f} ({bits:.2f})" for perplexity, bits in zip(table["perplexity"], table["bits"], strict=True)]
+        for model, table in tables.items()
+    }
+    return pd.DataFrame({"perplexity (bits a byte)": first["domain"].str.replace("_", " "), **columns})
 
 
 def together(logs: dict[str, pd.DataFrame]) -> pd.DataFrame:
@@ -129,33 +144,37 @@ def against_ngram(documents: pd.DataFrame, ngram: pd.DataFrame, model: str) -> p
 
 
 def sizes(cards: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Sizes of the reference models beside those of the model whose routing geometry they have: a row per size, a column per model."""
+    """Sizes of the reference models beside those of the models whose routing geometry they have: a row per size, a column per model."""
     words = {
         "num_layers": "layers, each with experts", "num_experts": "experts a layer", "top_k": "calls a step (top-k)",
         "hidden_size": "hidden", "expert_width": "expert width", "total_parameters": "parameters",
-        "active_parameters": "parameters a token uses", "training_tokens": "training tokens",
+        "active_parameters": "parameters a token uses", "weight_rule": "gate weights", "shared_expert": "shared expert",
+        "training_tokens": "training tokens",
     }  # fmt: skip
-    columns = {card["model"]: [_counted(card[key]) for key in words] for card in cards}
-    public = public_routes.QWEN3_NEXT
-    return pd.DataFrame({"": list(words.values()), **columns, public["model"]: [_counted(public.get(key)) for key in words]})
+    geometries = {(card["num_experts"], card["top_k"]) for card in cards}
+    public = [model for model in public_routes.IMITATED if (model["num_experts"], model["top_k"]) in geometries]
+    columns = {card["model"]: [_counted(card.get(key)) for key in words] for card in (*cards, *public)}
+    return pd.DataFrame({"": list(words.values()), **columns})
 
 
-def _counted(value: float | None) -> str:
+def _counted(value: float | str | None) -> str:
     if value is None:
         return "not used here"
+    if isinstance(value, str):
+        return value
     for unit, word in ((1e9, "billion"), (1e6, "million")):
         if value >= unit:
             return f"{value / unit:.3g} {word}"
     return f"{value:,.0f}"
 
 
-def controls(frame: pd.DataFrame) -> pd.DataFrame:
-    """What each control costs: `policy`, `factor` (of the perplexity), `low`, `high`, `difference_nats`, `dz`, `smallest_detectable_nats`,
-    `p_holm`; dearest first. From `reference_controls.ablation`; the unit is the cluster."""
+def controls(frame: pd.DataFrame, model: str) -> pd.DataFrame:
+    """What each control costs: `model`, `policy`, `factor` (of the perplexity), `low`, `high`, `difference_nats`, `dz`,
+    `smallest_detectable_nats`, `p_holm`; dearest first. From `reference_controls.ablation`; the unit is the cluster."""
     tests = stats.paired_tests(frame, [(name, UNCHANGED) for name in (SHUFFLED, RANDOM, NEXT, NONE)], unit="cluster")
     names = [SHUFFLED, RANDOM, NEXT, NONE]
     columns = ["difference_nats", "dz", "smallest_detectable_nats", "p_holm"]
-    table = pd.DataFrame({"policy": names, **{name: np.exp(tests[column]) for name, column in _FACTORS}})
+    table = pd.DataFrame({"model": model, "policy": names, **{name: np.exp(tests[column]) for name, column in _FACTORS}})
     return pd.concat([table, tests[columns]], axis=1).sort_values("factor", ascending=False, kind="stable").reset_index(drop=True)
 
 
@@ -166,6 +185,7 @@ def controls_table(table: pd.DataFrame) -> pd.DataFrame:
     """`controls` for the page."""
     return pd.DataFrame(
         {
+            "model": table["model"],
             "control": table["policy"],
             "perplexity, times [95 %]": _bracketed(table.rename(columns={"low": "factor_low", "high": "factor_high"}), "factor", 2),
             "difference, nats a token": table["difference_nats"],
@@ -178,9 +198,11 @@ def controls_table(table: pd.DataFrame) -> pd.DataFrame:
 
 def describe_controls(table: pd.DataFrame) -> str:
     """What the figure of the controls shows, for its alternative text."""
-    return "Perplexity, times that of the unchanged model: " + ", ".join(
-        f"{name} {factor:.3g}" for name, factor in zip(table["policy"], table["factor"], strict=True)
-    )
+    parts = []
+    for model, rows in table.groupby("model", sort=False):
+        items = [f"{name} {factor:.3g}" for name, factor in zip(rows["policy"], rows["factor"], strict=True)]
+        parts.append(f"{model}: {', '.join(items)}")
+    return "Perplexity, times that of the unchanged model. " + "; ".join(parts)
 
 
 def task_table(tasks: dict[str, pd.DataFrame]) -> pd.DataFrame:

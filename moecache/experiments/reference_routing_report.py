@@ -19,10 +19,12 @@ def named(use: pd.DataFrame) -> pd.DataFrame:
     return use.assign(domain=use["domain"].str.replace("_", " "))
 
 
-def layer_health(layers: pd.DataFrame) -> pd.DataFrame:
-    """`reference_model.layers` for the page: how evenly each layer's experts are used."""
+def layer_health(by_model: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """`reference_model.layers` of each model for the page: how evenly each layer's experts are used."""
+    layers = pd.concat([table.assign(model=name) for name, table in by_model.items()], ignore_index=True)
     return pd.DataFrame(
         {
+            "model": layers["model"],
             "layer": layers["layer"],
             "experts called": layers["called_fraction"].map("{:.1%}".format),
             "calls to the busiest eighth": layers["busiest_eighth_fraction"].map("{:.0%}".format),
@@ -52,7 +54,7 @@ def _warm_rates(quarter: pd.DataFrame) -> pd.Series:
 
 
 def layer_locality(layers: pd.DataFrame, quarter: pd.DataFrame, target: pd.DataFrame, card: dict[str, Any]) -> pd.DataFrame:
-    """For the page: how much neighbouring tokens share in each layer, and what LRU makes of it.
+    """For the page: how much neighbouring tokens share in each layer of a model, and what LRU makes of it.
 
     Parameters
     ----------
@@ -64,6 +66,7 @@ def layer_locality(layers: pd.DataFrame, quarter: pd.DataFrame, target: pd.DataF
     num_experts, top_k = card["num_experts"], card["top_k"]
     return pd.DataFrame(
         {
+            "model": card["model"],
             "layer": layers["layer"],
             "shared with the token before": layers["neighbour_overlap"].map("{:.1%}".format),
             "times chance": (layers["neighbour_overlap"] * num_experts / top_k).map("{:.1f}".format),

@@ -47,11 +47,12 @@ def language(domains: pd.DataFrame, versus: pd.Series) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def health(layers: pd.DataFrame) -> dict[str, Any]:
-    """How evenly experts are used, beside what is reported for 512 experts."""
+def health(by_model: dict[str, pd.DataFrame], main: str) -> dict[str, Any]:
+    """How evenly experts are used by the main model (`called_low`: by any), beside what is reported for 512 experts."""
+    layers = by_model[main]
     used, router = layers["use_entropy"], layers["router_entropy"]
     return {
-        "even_eighth": 1 / 8, "called_low": layers["called_fraction"].min(),
+        "even_eighth": 1 / 8, "called_low": min(table["called_fraction"].min() for table in by_model.values()),
         "entropy_mean": used.mean(), "entropy_first": used.iloc[0], "entropy_last": used.iloc[-1],
         "router_low": router.min(), "router_high": router.max(),
         "reported_entropy": public_routes.REPORTED_USE_ENTROPY, "reported_first": public_routes.REPORTED_USE_ENTROPY_FIRST_LAYER,
@@ -134,6 +135,37 @@ def hurts(table: pd.DataFrame, smallest_factor: float) -> str:
     if lowest >= smallest_factor:
         return "matters"
     return "matters, but less than was asked for" if lowest > 1 else "cannot be shown to matter"
+
+
+def everywhere(tables: dict[str, pd.DataFrame], smallest_factor: float) -> str:
+    """In how many of the models the choice of expert matters by `hurts`, in words. `tables`: of `reference_report.controls`."""
+    num_found = sum(hurts(table, smallest_factor) == "matters" for table in tables.values())
+    if len(tables) == 1:
+        return "It is the only model shown in this edition."
+    return f"By the same measure it matters in {num_found} of the {len(tables)} models shown."
+
+
+def ages(main: str, cards: dict[str, dict[str, Any]], domains: dict[str, pd.DataFrame], tables: dict[str, pd.DataFrame]) -> str:
+    """A sentence on what training changed, where the main model's first stage is among the models.
+
+    Parameters
+    ----------
+    main : name of the main model; its first stage is `<main>-early`.
+    cards, domains, tables : of each model, `reference_model.card`, `reference_report.domains` and `reference_report.controls`.
+    """
+    early = f"{main}-early"
+    if early not in cards:
+        return "This edition shows one age only; the full one shows the main model's first stage beside it."
+    young, old = domains[early].set_index("domain"), domains[main].set_index("domain")
+    each = [name for name in old.index if name != ALL]
+    num_lower = sum(old.loc[name, "perplexity"] < young.loc[name, "perplexity"] for name in each)
+    read = [cards[name]["training_tokens"] / 1e6 for name in (early, main)]
+    shuffled = [tables[name].set_index("policy").loc[SHUFFLED, "factor"] for name in (early, main)]
+    return (
+        f"From {read[0]:.1f} to {read[1]:.1f} million tokens the perplexity went from {young.loc[ALL, 'perplexity']:.1f} to "
+        f"{old.loc[ALL, 'perplexity']:.1f}; it is lower in {num_lower} of {len(each)} domains. Shuffled experts multiply the "
+        f"perplexity by {shuffled[1]:.1f}, where they multiplied that of the first stage by {shuffled[0]:.1f}."
+    )
 
 
 def tasks(table: pd.DataFrame, model: str) -> dict[str, Any]:

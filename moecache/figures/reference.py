@@ -17,7 +17,15 @@ from moecache.figures.style import FAINT, INK, need_columns, new_figure, stamp, 
 from moecache.figures.traces import SOURCE_COLOURS, SOURCE_MARKERS
 
 SMOOTHED_ROWS = 15
-METHOD_LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#CC79A7", "^"), ("#888888", "d"))
+METHOD_LOOKS = (
+    ("#0072B2", "o"),
+    ("#D55E00", "s"),
+    ("#CC79A7", "^"),
+    ("#888888", "d"),
+    ("#009E73", "v"),
+    ("#E69F00", "P"),
+    ("#56B4E9", "X"),
+)
 TICK_FACTORS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
 
 
@@ -60,7 +68,7 @@ def bits_per_byte(frame: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool
     Parameters
     ----------
     frame : DataFrame
-        ``domain``, ``method`` (at most four; the first is drawn on top), ``bits``, ``low`` and ``high`` (NaN: no interval).
+        ``domain``, ``method`` (at most seven; the first is drawn on top), ``bits``, ``low`` and ``high`` (NaN: no interval).
     kind, is_quick
         As in ``training_curve``.
 
@@ -72,10 +80,13 @@ def bits_per_byte(frame: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool
     names = list(dict.fromkeys(frame["domain"]))[::-1]
     figure = new_figure(1.2 + 0.36 * len(names))
     axes = figure.subplots()
-    for order, ((colour, marker), (method, rows)) in enumerate(zip(METHOD_LOOKS, frame.groupby("method", sort=False), strict=False)):
+    methods = list(frame.groupby("method", sort=False))
+    if len(methods) > len(METHOD_LOOKS):
+        raise ValueError(f"{len(methods)} methods, more than {len(METHOD_LOOKS)} that can be told apart: draw fewer at once")
+    for order, ((colour, marker), (method, rows)) in enumerate(zip(METHOD_LOOKS, methods, strict=False)):
         places = [names.index(domain) for domain in rows["domain"]]
-        axes.hlines(places, rows["low"], rows["high"], color=colour, linewidth=2.0, zorder=5 - order)
-        axes.plot(rows["bits"], places, marker, color=colour, label=str(method), markersize=7, zorder=6 - order)
+        axes.hlines(places, rows["low"], rows["high"], color=colour, linewidth=2.0, zorder=9 - order)
+        axes.plot(rows["bits"], places, marker, color=colour, label=str(method), markersize=7, zorder=10 - order)
     axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     axes.set(xlabel="Bits a byte of held-out text (fewer is better)", xlim=(0.0, None))
     axes.grid(True, axis="both")
@@ -85,7 +96,7 @@ def bits_per_byte(frame: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool
 
 
 @styled
-def hot_set_overlap(frame: pd.DataFrame, *, chance: float, kind: str = "MEASURED", is_quick: bool = False) -> Figure:
+def hot_set_overlap(frame: pd.DataFrame, *, chance: float, title: str = "", kind: str = "MEASURED", is_quick: bool = False) -> Figure:
     """Draw how much the hot sets of every two domains have in common, as a table of shades with its numbers.
 
     Parameters
@@ -94,6 +105,8 @@ def hot_set_overlap(frame: pd.DataFrame, *, chance: float, kind: str = "MEASURED
         ``domain``, ``other``, ``overlap`` (0 to 1); rows of several layers are averaged.
     chance : float
         Overlap of two sets drawn at random: the pale end.
+    title : str
+        Left above the picture, for example the model.
     kind, is_quick
         As in ``training_curve``.
 
@@ -115,6 +128,7 @@ def hot_set_overlap(frame: pd.DataFrame, *, chance: float, kind: str = "MEASURED
     axes.tick_params(axis="y", rotation=0, length=0)
     for label in axes.get_xticklabels():
         label.set_horizontalalignment("right")
+    axes.set_title(title, loc="left", pad=8)
     stamp(axes, kind, is_quick)
     return figure
 
@@ -168,7 +182,8 @@ def controls(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool = Fa
     Parameters
     ----------
     table : DataFrame
-        ``policy``, ``factor`` (1 = unchanged), ``low``, ``high``; drawn from top to bottom.
+        ``model``, ``policy``, ``factor`` (1 = unchanged), ``low``, ``high``; controls are drawn from top to bottom in the order of the
+        first model's, the models of one control below each other.
     kind, is_quick
         As in ``training_curve``.
 
@@ -176,18 +191,24 @@ def controls(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool = Fa
     -------
     Figure
     """
-    need_columns(table, ("policy", "factor", "low", "high"))
+    need_columns(table, ("model", "policy", "factor", "low", "high"))
+    names, models = list(dict.fromkeys(table["policy"])), list(dict.fromkeys(table["model"]))
+    spread = 0.8 * (1 - 1 / len(models))
     figure = new_figure(1.2 + 0.4 * len(table))
     axes = figure.subplots()
-    places = np.arange(len(table))[::-1]
-    axes.hlines(places, table["low"], table["high"], color=SOURCE_COLOURS[0], linewidth=2.0)
-    axes.plot(table["factor"], places, "o", color=SOURCE_COLOURS[0], markersize=8)
-    for place, factor in zip(places, table["factor"], strict=True):
-        axes.annotate(f"x {factor:.3g}", (factor, place), xytext=(0, 7), textcoords="offset points", ha="center", color=INK, fontsize=9)
+    for model, offset, colour in zip(models, np.linspace(spread / 2, -spread / 2, len(models)), cycle(SOURCE_COLOURS), strict=False):
+        rows = table[table["model"] == model]
+        places = [len(names) - 1 - names.index(name) + offset for name in rows["policy"]]
+        axes.hlines(places, rows["low"], rows["high"], color=colour, linewidth=2.0)
+        axes.plot(rows["factor"], places, "o", color=colour, markersize=8, label=str(model))
+        for place, factor in zip(places, rows["factor"], strict=True):
+            axes.annotate(f"x {factor:.3g}", (factor, place), xytext=(0, 6), textcoords="offset points", ha="center", color=INK, fontsize=9)
     axes.axvline(1.0, color=FAINT, linewidth=1.2)
-    axes.set_yticks(places, list(table["policy"]))
+    axes.set_yticks(range(len(names)), names[::-1])
     axes.set_xscale("log")
-    axes.set(xlabel="Perplexity, times that of the unchanged model", ylim=(-0.6, len(table) - 0.3))
+    axes.set(xlabel="Perplexity, times that of the unchanged model", ylim=(-0.6, len(names) - 0.2))
+    if len(models) > 1:
+        figure.legend(loc="outside lower center", ncols=len(models))
     highest = float(table["high"].max())
     axes.set_xlim(min(0.9, float(table["low"].min()) * 0.95), highest * 1.15)
     axes.xaxis.set_major_locator(FixedLocator([factor for factor in TICK_FACTORS if factor <= highest * 1.15]))
