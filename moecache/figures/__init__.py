@@ -7,12 +7,14 @@ colour-blind readers, and no figure tells families apart by colour alone.
 
 - ``forest``: what each policy costs, with intervals, beside what it substituted.
 - ``increase_by_mass``: one point per policy, perplexity increase against substituted gate mass.
+- ``loss_by_predictor``, ``fan``: what orders the policies' losses, and what smaller samples would have said.
 - ``hit_rate_by_capacity``, ``gate_weight_by_rank``, ``expert_use``: what a router and a cache do.
 - ``step_picture``: the slots before, the calls and the slots after one token at one layer.
 
 This package does not know where its numbers come from, and it computes none beyond what drawing needs.
 """
 
+from moecache.figures.mass import fan, loss_by_predictor
 from moecache.figures.quality import forest, increase_by_mass
 from moecache.figures.slots import CallView, StepView, slot_history
 from moecache.figures.step import step_picture
@@ -26,10 +28,12 @@ __all__ = [
     "CallView",
     "StepView",
     "expert_use",
+    "fan",
     "forest",
     "gate_weight_by_rank",
     "hit_rate_by_capacity",
     "increase_by_mass",
+    "loss_by_predictor",
     "slot_history",
     "step_picture",
 ]

@@ -67,6 +67,8 @@ FAMILY_STYLES: Mapping[str, Look] = {
     "last J": Look("#E69F00", "v"),
     "one rank": Look("#D55E00", "D"),
     "mass budget": Look("#CC79A7", "P"),
+    "squared budget": Look("#AA4499", "p"),
+    "routing bias": Look("#117733", "h"),
     "random misses": Look("#999933", "*"),
     "control": Look("#888888", "d"),
 }
