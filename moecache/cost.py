@@ -10,7 +10,8 @@ One layer of one token goes through five moments, on one device and one link:
 5. While the phase lasts longer than F the link is idle again and moves background copies, the one that lands first going first.
 
 A copy whose expert is fetched while it is under way becomes that fetch: what it has moved already is not moved again, so the bytes count
-once (its staging block serves every fetch of that expert until it lands); a prefetch of it takes it over in the same way. A copy that is
+once (its staging block serves every fetch of that expert until it lands); of a copy and a prefetch of one expert, the one that lands first
+is moved and serves both. A copy that is
 dropped on arrival is moved, but nobody waits for it. Copies cancelled by a document reset, and copies that had not landed when the log
 ended, are not charged. With a host tier, a transfer whose block is not in host memory first reads it from the disk, one after the other;
 the tier starts empty and the block read least recently leaves it.
@@ -32,6 +33,7 @@ import pandas as pd
 from moecache.cost_loop import Copies, Costs, Totals, new_host, new_link, run_tokens
 from moecache.hardware import Hardware, as_hardware
 from moecache.kernel import ArrivalKind, Landing, Outcome
+from moecache.metrics import check_clocks
 from moecache.run import Run
 from moecache.trace import DecisionLog
 
@@ -108,7 +110,7 @@ def estimate_seconds(
     hardware : Hardware, or the name of a profile.
     expert_bytes : size of one expert; by default the run's own (`run.shape.expert_bytes`).
     prefetch_lead_steps : how many layers before its own a prefetch is known: 1 when the layer before predicts it (a stale gate), L when
-        the previous token does.
+        the previous token does, which is the most.
 
     Returns
     -------
@@ -123,8 +125,10 @@ def estimate_seconds(
     costs = _costs(hardware, size)
     if hardware.cpu_seconds is None and (num_calls := log.count(Outcome.CPU)):
         raise ValueError(f"{num_calls} calls were computed on the CPU, but hardware {hardware.name!r} has no cpu_seconds; give them")
-    if prefetch_lead_steps < 1:
-        raise ValueError(f"prefetch_lead_steps={prefetch_lead_steps} must be at least 1 layer")
+    if not 1 <= prefetch_lead_steps <= log.outcome.shape[1]:
+        raise ValueError(
+            f"prefetch_lead_steps={prefetch_lead_steps} must be 1 (the layer before) to {log.outcome.shape[1]} layers (the token before)"
+        )
     copies = _copies(log, prefetch_lead_steps)
     num_tokens, num_layers, _ = log.outcome.shape
     num_experts = 1 + max(int(log.computed_ids.max(initial=0)), int(copies.expert.max(initial=0)))
@@ -250,13 +254,10 @@ def _costs(hardware: Hardware, expert_bytes: int) -> Costs:
 
 def _copies(log: DecisionLog, prefetch_lead_steps: int) -> Copies:
     """The copies of a log by landing and by booking; step s is token s // L, layer s % L."""
+    check_clocks(log)
     num_tokens, num_layers, _ = log.outcome.shape
     rows = log.arrivals[log.arrivals[:, 6] != Landing.CANCELLED]
-    asked, landed, layer = rows[:, 0], rows[:, 1], rows[:, 2]
-    if rows.size and not (asked.min() >= 0 and landed.max() < num_tokens and (asked <= landed).all()):
-        raise ValueError(
-            f"arrivals at clocks {asked.min()}..{landed.max()} do not belong to a log of {num_tokens} tokens that starts at clock 0"
-        )
+    landed, layer = rows[:, 1], rows[:, 2]
     order = np.lexsort((np.arange(layer.size), layer, landed))
     rows, landing = rows[order], (landed * num_layers + layer)[order]
     # A prefetch is logged where it lands, and known some layers earlier.

@@ -61,7 +61,8 @@ class Link(NamedTuple):
     queue: np.ndarray  # [n] int64, copies asked for and not finished, the most urgent first
     ends: np.ndarray  # [2] int64, queue[ends[0] : ends[1]] is in use
     remaining: np.ndarray  # [n] float64 seconds of each copy still to move, -1 = not asked for yet
-    under_way: np.ndarray  # [L,E] int64 copy of that expert that has not landed, -1 = none
+    under_way: np.ndarray  # [L,E] int64 copy of that expert that has not landed, -1 = none; of two, the one that lands first
+    next_copy: np.ndarray  # [n] int64, the copy that is under way beside it and lands later, -1 = none
 
 
 class Host(NamedTuple):
@@ -74,7 +75,8 @@ class Host(NamedTuple):
 
 def new_link(num_copies: int, num_layers: int, num_experts: int) -> Link:
     under_way = np.full((num_layers, num_experts), -1, np.int64)
-    return Link(np.empty(num_copies, np.int64), np.zeros(2, np.int64), np.full(num_copies, -1.0), under_way)
+    next_copy = np.full(num_copies, -1, np.int64)
+    return Link(np.empty(num_copies, np.int64), np.zeros(2, np.int64), np.full(num_copies, -1.0), under_way, next_copy)
 
 
 def new_host(num_host_blocks: int, num_blocks: int) -> Host:
@@ -146,8 +148,12 @@ def _book(copies, costs, totals, link, host, token, copy):
         return  # it landed before its booking could be served
     layer, expert = copies.layer[copy], copies.expert[copy]
     earlier = link.under_way[layer, expert]
-    if earlier >= 0:  # a prefetch takes over the copy of the same expert
+    if earlier >= 0 and earlier < copy:  # it lands first, and serves this one too
+        link.remaining[copy], link.next_copy[earlier] = 0.0, copy
+        return
+    if earlier >= 0:  # this one lands first, and moves what is missing
         link.remaining[copy], link.remaining[earlier] = link.remaining[earlier], 0.0
+        link.next_copy[copy] = earlier
     else:
         link.remaining[copy] = _ask_for_block(costs, totals, host, token, layer * link.under_way.shape[1] + expert)
     link.under_way[layer, expert] = copy
@@ -166,7 +172,7 @@ def _land(copies, costs, totals, link, host, token, step):
     for copy in range(copies.first_landing[step], copies.first_landing[step + 1]):
         _book(copies, costs, totals, link, host, token, copy)
         if link.under_way[copies.layer[copy], copies.expert[copy]] == copy:
-            link.under_way[copies.layer[copy], copies.expert[copy]] = -1
+            link.under_way[copies.layer[copy], copies.expert[copy]] = link.next_copy[copy]
         if copies.is_landing[copy]:
             stall += link.remaining[copy]
             link.remaining[copy] = 0.0

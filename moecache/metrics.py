@@ -16,6 +16,7 @@ from moecache.kernel.codes import (
     ADMITTED,
     ARRIVALS_DROPPED,
     EVICTIONS,
+    FETCHED,
     FIRST_SUBSTITUTED,
     FORCED,
     NOT_EVICTING,
@@ -37,13 +38,18 @@ def count_calls(log: DecisionLog, start: int = 0, stop: int | None = None) -> np
     Parameters
     ----------
     log : DecisionLog of T tokens at L layers.
-    start, stop : the window of tokens; arrivals count where they land. The log must start at clock 0.
+    start, stop : the window of tokens; arrivals count where they land.
 
     Returns
     -------
     [L,17] int64 : as the kernel's, except for what a log does not show and is 0 here: copies booked, prefetches that proved useful or
         wasted, and stand-ins outside the recorded scores.
+
+    Raises
+    ------
+    ValueError : arrivals at other clocks than the log's tokens have.
     """
+    check_clocks(log)
     stop = log.outcome.shape[0] if stop is None else stop
     outcome, num_layers = log.outcome[start:stop], log.outcome.shape[1]
     counts = np.zeros((num_layers, NUM_COUNTS), np.int64)
@@ -61,6 +67,63 @@ def count_calls(log: DecisionLog, start: int = 0, stop: int | None = None) -> np
     counts[:, EVICTIONS] = (log.evicted_ids[start:stop] >= 0).sum(axis=(0, 2)) + np.bincount(evicting[:, 2], minlength=num_layers)
     counts[:, FIRST_SUBSTITUTED] = (outcome[..., 0] > FORCED).sum(axis=0)
     return counts
+
+
+def check_clocks(log: DecisionLog) -> None:
+    """Refuse a log whose arrivals do not belong to its tokens, the first of which has clock 0.
+
+    Raises
+    ------
+    ValueError : with the clocks and the number of tokens.
+    """
+    asked, landed, num_tokens = log.arrivals[:, 0], log.arrivals[:, 1], log.outcome.shape[0]
+    if landed.size and not (asked.min() >= 0 and landed.max() < num_tokens and (asked <= landed).all()):
+        raise ValueError(
+            f"arrivals at clocks {asked.min()}..{landed.max()} do not belong to a log of {num_tokens} tokens that starts at clock 0; "
+            "subtract the clock of the log's first token from their first two columns"
+        )
+
+
+def count_transfers(log: DecisionLog) -> int:
+    """Experts moved: fetches and arrived copies, where one transfer serves all that ask for the same expert while it is under way.
+
+    A background copy is under way from the step that asks for it until it arrives (landed or dropped). Fetches of its expert in between,
+    and prefetches up to its arrival, wait for that copy instead of a second one. Copies that were cancelled, or had not arrived at the
+    log's end, are no transfers. `moecache.cost` counts alike.
+
+    Raises
+    ------
+    ValueError : arrivals at other clocks than the log's tokens have.
+    """
+    check_clocks(log)
+    token, layer, rank = np.nonzero((log.outcome == FETCHED) | (log.outcome == FORCED))
+    arrived = log.arrivals[log.arrivals[:, 6] != Landing.CANCELLED]
+    is_prefetch = arrived[:, 5] == PREFETCH_KIND
+    prefetches, copies = np.unique(arrived[is_prefetch][:, 1:4], axis=0), arrived[~is_prefetch]  # who is predicted twice is moved once
+    fetched = _block(layer, log.computed_ids[token, layer, rank])
+    shared = _num_under_way(copies, fetched, token)
+    # A prefetch lands after the copies of its step, and was known before them.
+    shared += _num_under_way(copies, _block(prefetches[:, 1], prefetches[:, 2]), prefetches[:, 0] - 1)
+    return token.size + len(copies) + len(prefetches) - shared
+
+
+def _block(layer: np.ndarray, expert: np.ndarray) -> np.ndarray:
+    """One number for a layer and an expert."""
+    return (layer.astype(np.int64) << 16) | expert.astype(np.int64)
+
+
+def _num_under_way(copies: np.ndarray, blocks: np.ndarray, tokens: np.ndarray) -> int:
+    """How many of the blocks, each wanted at its token, had been asked for by then and arrive later."""
+    if not len(copies) or not len(blocks):
+        return 0
+    span = max(int(copies[:, 1].max()), int(tokens.max())) + 2
+    order = np.lexsort((copies[:, 0], _block(copies[:, 2], copies[:, 3])))
+    copies = copies[order]
+    asked = _block(copies[:, 2], copies[:, 3]) * span + copies[:, 0]
+    last = np.searchsorted(asked, blocks * span + tokens, side="right") - 1  # the last copy of the block that was asked for by then
+    candidate = copies[np.maximum(last, 0)]
+    is_same = (last >= 0) & (_block(candidate[:, 2], candidate[:, 3]) == blocks)
+    return int((is_same & (candidate[:, 1] > tokens)).sum())
 
 
 def summarise(counts: np.ndarray, mass_sum: float, num_tokens: int) -> dict[str, float | int]:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from moecache.metrics import count_calls, summarise, token_frame
+from moecache.kernel import Admission, Outcome
+from moecache.metrics import count_calls, count_transfers, summarise, token_frame
 from moecache.policy import Policy
 from moecache.trace import DecisionLog, ModelShape
 
@@ -34,7 +35,8 @@ class Run:
     warm_counts, warm_mass_sum, warmup_tokens : the same from token `warmup_tokens` on.
     loss_nats : [T] float64 token losses, NaN at a document's first token; None without a model.
     seconds, seconds_kind : [T] float64 or None; "measured", "simulated" or "estimated".
-    bytes_moved : bytes of fetches and background copies, None where the size of an expert is unknown.
+    bytes_moved : bytes of fetches and background copies (`moecache.metrics.count_transfers`); None where the size of an expert is
+        unknown, and where only totals of a policy that admits in the background or prefetches were kept: copies may have been shared.
     near_ties : steps that float16 rounding could have decided otherwise; None where not counted.
     provenance : versions, machine, date.
     extra : further per-token arrays of an instrument, by name.
@@ -61,6 +63,14 @@ class Run:
     provenance: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, np.ndarray] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        slots = f"{self.num_slots.min()}..{self.num_slots.max()}" if self.num_slots.min() < self.num_slots.max() else self.num_slots[0]
+        hits = self.summary()["hit_rate"]
+        return (
+            f"Run({self.instrument}, {self.policy.label!r}, {slots} slots, {self.num_tokens:,} tokens x {self.shape.num_layers} layers, "
+            f"hit rate {hits:.1%})"
+        )
+
     @property
     def num_tokens(self) -> int:
         """T."""
@@ -68,12 +78,14 @@ class Run:
 
     @property
     def bytes_moved(self) -> int | None:
-        """Bytes of all fetches and background copies, None where the size of an expert is unknown."""
+        """Bytes of all fetches and background copies, each transfer once; None where they are unknown."""
         if self.shape.expert_bytes is None:
             return None
-        totals = self.summary()
-        copies = totals["fetched"] + totals["forced"] + totals["admitted"] + totals["arrivals_dropped"] + totals["prefetched"]
-        return int(copies) * self.shape.expert_bytes
+        if self.decisions is not None:
+            return count_transfers(self.decisions) * self.shape.expert_bytes
+        if self.policy.admission == Admission.BACKGROUND or self.policy.max_prefetches:
+            return None
+        return int(self.counts[:, [Outcome.FETCHED, Outcome.FORCED]].sum()) * self.shape.expert_bytes
 
     def summary(self, first_token: int = 0) -> dict[str, float | int]:
         """Totals and rates from token `first_token` on (0 = all; pass the warm-up to see the warm window).

@@ -21,7 +21,7 @@ from moecache.policy import Policy, check_policy
 from moecache.provenance import provenance
 from moecache.run import Run
 from moecache.steps import check_recorded
-from moecache.trace import DecisionLog, RouterTrace, concatenate_tokens, token_blocks
+from moecache.trace import DecisionLog, ModelShape, RouterTrace, concatenate_tokens, token_blocks
 
 DOCUMENT_HANDLING = ("keep", "reset")
 EXPANDED_SCORES = 2**22  # of a compact trace, at a time: 8 MiB
@@ -53,7 +53,8 @@ def simulate(
     exact_prefix_tokens : the first tokens of each document whose misses are all waited for (the prompt).
     keep : "log" for every decision, "summary" for totals only (sweeps).
     replay : "atomic"; "sequential" treats each call as a step of its own: a diagnostic that shows how much misses inflate,
-        for policies that wait for every miss.
+        for policies that wait for every miss, bring nothing beforehand and count nothing within a step. Its log and its counts are of
+        the trace's tokens.
     warmup_tokens : where the warm window starts, for totals apart from the cold ones.
     seed : of the random cold start.
     buddies : [L,E,H], for the buddy fallback: `moecache.calibrate.buddy_table` of a disjoint trace.
@@ -102,6 +103,9 @@ def simulate(
                 logs.append(log)
     _warn_of_few_scores(trace, cache.counts)
     mass = float(cache.state.mass_sum.sum())
+    decisions = concatenate_tokens(logs) if logs else None
+    if decisions is not None and replay == "sequential":
+        decisions = _as_steps(decisions, trace.shape)
     return Run(
         instrument="simulator",
         policy=policy,
@@ -110,11 +114,11 @@ def simulate(
         cold_start=cold_start if isinstance(cold_start, str) else "profile",
         documents=documents,
         replay=replay,
-        document_start=replayed.document_start,
-        decisions=concatenate_tokens(logs) if logs else None,
+        document_start=trace.document_start,
+        decisions=decisions,
         counts=cache.counts,
         mass_sum=mass,
-        warmup_tokens=boundary,
+        warmup_tokens=warmup_tokens,
         warm_counts=cache.counts - cold[0],
         warm_mass_sum=mass - cold[1],
         provenance=provenance(),
@@ -192,6 +196,21 @@ def _one_call_a_step(trace: RouterTrace) -> RouterTrace:
     return RouterTrace.from_arrays(ids, np.ones(ids.shape, np.float32), document_start=starts, shape=shape, source=trace.source)
 
 
+def _check_sequential(policy: Policy) -> None:
+    if not policy.waits_for_every_miss:
+        raise ValueError(f"replay='sequential' is a diagnostic for policies that wait for every miss, not {policy.label!r}")
+    for name, neutral in {"insertion_cap": None, "max_prefetches": 0}.items():
+        if (value := getattr(policy, name)) != neutral:
+            raise ValueError(f"{name}={value} counts within a step, and replay='sequential' has steps of one call; use replay='atomic'")
+
+
+def _as_steps(log: DecisionLog, shape: ModelShape) -> DecisionLog:
+    """The log of a replay call by call [T x K, L, 1] as one of steps [T, L, K]; nothing arrives in such a replay."""
+    size = (-1, shape.top_k, shape.num_layers)
+    outcome, computed, evicted = (a.reshape(size).swapaxes(1, 2).copy() for a in (log.outcome, log.computed_ids, log.evicted_ids))
+    return DecisionLog(outcome, computed, evicted, log.arrivals, log.substituted_mass[:: shape.top_k])
+
+
 def _stretched(policy: Policy, top_k: int) -> Policy:
     return policy if policy.half_life is None else policy.replace(half_life=policy.half_life * top_k, label=policy.label)
 
@@ -207,8 +226,8 @@ def _check_options(
     for name, (value, known) in options.items():
         if value not in known:
             raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
-    if replay == "sequential" and not policy.waits_for_every_miss:
-        raise ValueError(f"replay='sequential' is a diagnostic for policies that wait for every miss, not {policy.label!r}")
+    if replay == "sequential":
+        _check_sequential(policy)
     check_recorded(policy, trace.num_recorded, trace.shape.num_experts)
     if not 0 <= warmup_tokens < trace.num_tokens:
         raise ValueError(f"warmup_tokens={warmup_tokens} is outside 0..{trace.num_tokens - 1}, the trace's tokens")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -114,7 +115,7 @@ def sweep(
     options = _Options(
         warmup_tokens, cold_start, documents, exact_prefix_tokens, seed, buddies, machines, expert_bytes, prefetch_lead_steps
     )
-    slots = [c if isinstance(c, int) else tuple(int(n) for n in c) for c in _as_list(capacities, (int, np.integer), int)]
+    slots = _capacities(capacities)
     _check_names(kinds, machines, slots)
     digests = _check_traces(named, kinds, slots, options, is_stored=store is not None)
     jobs = [_Job(name, trace, policy, num_slots) for name, trace in named.items() for policy in kinds for num_slots in slots]
@@ -132,10 +133,17 @@ def sweep(
     return pd.DataFrame([_labelled(row, jobs[i]) for i in range(len(jobs)) for row in results[i]])
 
 
-def _as_list(value: Any, single: type | tuple[type, ...], convert: Any = None) -> list[Any]:
-    """A list of one for a single value, otherwise a list of the values, single ones converted."""
-    values = [value] if isinstance(value, single) else list(value)
-    return [convert(item) if convert is not None and isinstance(item, single) else item for item in values]
+def _as_list(value: Any, single: type | tuple[type, ...]) -> list[Any]:
+    """A list of one for a single value, otherwise a list of the values."""
+    return [value] if isinstance(value, single) else list(value)
+
+
+def _capacities(capacities: Any) -> list[int | tuple[int, ...]]:
+    """Slots a layer, as an int or as a tuple of one int a layer; what a trace allows is looked at later."""
+    try:
+        return [tuple(map(operator.index, c)) if np.ndim(c) else operator.index(c) for c in _as_list(capacities, (int, np.integer))]
+    except TypeError:
+        raise ValueError(f"capacities={capacities!r} must be integers, slots a layer, or lists of one integer a layer") from None
 
 
 def _named_traces(traces: TraceLike | Sequence[TraceLike] | Mapping[str, TraceLike]) -> dict[str, RouterTrace | str]:
@@ -182,7 +190,7 @@ def _problems(trace: RouterTrace, policies: list[Policy], slots: list[int | tupl
         try:
             slots_per_layer(trace.shape, num_slots)
         except ValueError as error:
-            yield str(error)
+            yield str(error).replace("num_slots", "capacities", 1)
     for policy in policies:
         try:
             with warnings.catch_warnings():

@@ -137,7 +137,7 @@ def report_trace(trace: RouterTrace, num_slots: int | None = None) -> TraceRepor
         num_recorded=trace.num_recorded,
         num_predicted=0 if trace.predicted_ids is None else trace.predicted_ids.shape[-1],
         num_slots=slots,
-        neighbour_overlap=_neighbour_overlap(trace),
+        neighbour_overlap=neighbour_overlap(trace),
         gate_weight_by_rank=trace.gate_weights.mean(axis=(0, 1), dtype=np.float64),
         distinct_experts=distinct,
         working_set=_working_set(trace),
@@ -166,8 +166,8 @@ def _range(values: np.ndarray, form: str) -> str:
     return told if low == high else f"{told} ({low:{form}} to {high:{form}} by layer)"
 
 
-def _neighbour_overlap(trace: RouterTrace) -> np.ndarray:
-    """[L] mean share of a token's top-k that the token before it, in the same document, called too."""
+def neighbour_overlap(trace: RouterTrace) -> np.ndarray:
+    """[L] mean share of a token's top-k that the token before it, in the same document, called too; NaN where none has a neighbour."""
     shared, ids = np.zeros(trace.shape.num_layers), trace.topk_ids
     has_neighbour = ~trace.document_start
     for block in token_blocks(1, trace.num_tokens, trace.shape.num_layers * trace.shape.top_k**2):

@@ -160,9 +160,9 @@ def test_neighbours_share_experts_inside_documents_only():
     ids = np.array([[[0, 1]], [[1, 2]], [[3, 4]], [[4, 3]]])
     weights = np.full(ids.shape, 0.5)
     one = mc.RouterTrace.from_arrays(ids, weights, num_experts=8)
-    assert capacity.neighbour_overlap(one) == pytest.approx((0.5 + 0.0 + 1.0) / 3)
+    assert capacity.describe(one, 0)["neighbour_overlap"].item() == pytest.approx((0.5 + 0.0 + 1.0) / 3)
     two = mc.RouterTrace.from_arrays(ids, weights, num_experts=8, document_start=[True, False, True, False])
-    assert capacity.neighbour_overlap(two) == pytest.approx((0.5 + 1.0) / 2)
+    assert capacity.describe(two, 0)["neighbour_overlap"].item() == pytest.approx((0.5 + 1.0) / 2)
 
 
 def test_facts_name_the_model_and_the_windows(trace: mc.RouterTrace):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import moecache as mc
-from moecache.metrics import count_calls, summarise, token_frame
+from moecache.metrics import count_calls, count_transfers, summarise, token_frame
 
 H, F, X, S, D = mc.Outcome.HIT, mc.Outcome.FETCHED, mc.Outcome.FORCED, mc.Outcome.SUBSTITUTED, mc.Outcome.DROPPED
 LANDED, ALREADY, NO_VICTIM, CANCELLED = mc.Landing
@@ -43,6 +43,27 @@ def test_counts_of_a_log():
     assert count_calls(log, 2)[:, :12].tolist() == FROM_TWO
     assert (count_calls(log, 0, 1) + count_calls(log, 1))[:, :12].tolist() == ALL_TOKENS
     assert not count_calls(log)[:, 12:].any()
+
+
+def test_a_log_must_start_at_clock_0():
+    log = hand_log()
+    log.arrivals[:, :2] += 2
+    for count in (count_calls, count_transfers):
+        with pytest.raises(
+            ValueError, match=r"arrivals at clocks 2\.\.4 do not belong to a log of 3 tokens that starts at clock 0; subtract"
+        ):
+            count(log)
+
+
+def test_transfers_of_a_log():
+    """Three fetches, four copies that arrived, and none of them shared."""
+    log = hand_log()
+    assert count_transfers(log) == 3 + 4
+    log.computed_ids[2, 0, 0] = 2  # fetched in the step in which its copy was dropped: once more
+    assert count_transfers(log) == 3 + 4
+    log.arrivals[3, :2] = 0, 2
+    log.outcome[1, 0, 0], log.computed_ids[1, 0, 0] = F, 2  # fetched while its copy is under way: no transfer of its own
+    assert count_transfers(log) == 3 + 4
 
 
 def test_summary():

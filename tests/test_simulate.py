@@ -1,5 +1,6 @@
 """The simulator: totals, windows, documents, and what it refuses."""
 
+import re
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 from streams import random_stream
 
 import moecache as mc
+from moecache.metrics import count_transfers
 from moecache.simulate import exact_prefix
 
 NUM_TOKENS = 120
@@ -41,8 +43,7 @@ def test_run_holds_what_was_decided(policy):
     assert {"moecache", "versions", "machine", "date"} <= set(run.provenance)
     totals = run.summary()
     assert totals["calls"] == NUM_TOKENS * 2 * 3
-    copies = totals["fetched"] + totals["forced"] + totals["admitted"] + totals["arrivals_dropped"]
-    assert run.bytes_moved == 100 * copies
+    assert run.bytes_moved == 100 * count_transfers(run.decisions)
     assert run.layer_hit_rates().mean() == pytest.approx(totals["hit_rate"])
 
 
@@ -133,8 +134,13 @@ def test_sequential_replay_of_a_decayed_count(num_slots):
                 residents.remove(min(residents, key=lambda e: (*score[e], e)))
             residents.add(expert)
             calls.setdefault(expert, []).append(clock)
-    assert run.summary()["hits"] == hits
+    assert run.summary()["hits"] == hits == run.frame()["hits"].sum()
     assert run.replay == "sequential"
+    assert run.num_tokens == run.summary()["tokens"] == run.decisions.outcome.shape[0] == NUM_TOKENS
+    assert run.summary()["fetches_per_token"] == pytest.approx((NUM_TOKENS * 6 - hits) / NUM_TOKENS)
+    assert np.array_equal(run.decisions.computed_ids, TRACE.topk_ids)
+    totals = mc.simulate(TRACE, policy, num_slots, "empty", keep="summary", replay="sequential", warmup_tokens=10)
+    assert totals.summary(10) == pytest.approx(run.summary(10))
     assert run.policy == policy
 
 
@@ -143,6 +149,8 @@ BAD_OPTIONS = [
     ({"keep": "all"}, r"keep='all' is unknown; choose one of log, summary"),
     ({"replay": "serial"}, r"replay='serial' is unknown; choose one of atomic, sequential"),
     ({"replay": "sequential", "policy": mc.GATE_015}, r"a diagnostic for policies that wait for every miss, not '0\.15 rule'"),
+    ({"replay": "sequential", "policy": mc.Policy(max_prefetches=2)}, r"max_prefetches=2 counts within a step.*use replay='atomic'"),
+    ({"replay": "sequential", "policy": mc.Policy(insertion="cap", insertion_cap=1)}, r"insertion_cap=1 counts within a step"),
     ({"warmup_tokens": 120}, r"warmup_tokens=120 is outside 0\.\.119"),
     ({"warmup_tokens": -1}, r"warmup_tokens=-1 is outside"),
     ({"exact_prefix_tokens": -1}, r"exact_prefix_tokens=-1 must be 0 or more"),
@@ -158,6 +166,13 @@ BAD_OPTIONS = [
 def test_options_that_cannot_be(changes, message):
     with pytest.raises(ValueError, match=message):
         mc.simulate(**{"trace": TRACE, "policy": mc.FETCH_EVERY_MISS, "num_slots": 5, **changes})
+
+
+def test_a_run_and_a_trace_in_a_line():
+    assert repr(TRACE) == "RouterTrace(120 tokens, 3 documents, 2 layers, top-3 of 16 experts, 16 scores a step)"
+    run = mc.simulate(TRACE, mc.GATE_015, 5)
+    assert re.fullmatch(r"Run\(simulator, '0\.15 rule', 5 slots, 120 tokens x 2 layers, hit rate \d\d\.\d%\)", repr(run))
+    assert "4..6 slots" in repr(mc.simulate(TRACE, mc.GATE_015, [4, 6]))
 
 
 def test_a_trace_without_scores():

@@ -210,7 +210,7 @@ def test_control_c_stops_a_sweep_at_once_and_leaves_whole_files(tmp_path):
 def test_what_cannot_be_replayed_is_refused_before_anything_runs(trace, monkeypatch):
     runs = count_runs(monkeypatch)
     bare = mc.synthetic_trace(50, 2, 48, 4, has_scores=False)
-    with pytest.raises(ValueError, match=r"(?s)4 combinations.*trace 'bare': num_slots=2 is below.*'speed-first' subst.*wait_ranks"):
+    with pytest.raises(ValueError, match=r"(?s)4 combinations.*trace 'bare': capacities=2 is below.*'speed-first' subst.*wait_ranks"):
         mc.sweep({"bare": bare}, [mc.Policy(), mc.SPEED_FIRST, mc.first_j(6), mc.first_j(7)], [8, 2], num_workers=1, progress=False)
     with pytest.raises(ValueError, match="give expert_bytes"):
         mc.sweep(bare, mc.Policy(), 8, hardware="pcie4", num_workers=1, progress=False)
@@ -230,6 +230,10 @@ def test_what_cannot_be_replayed_is_refused_before_anything_runs(trace, monkeypa
         ((mc.Policy(), [8, 8]), "capacities must be different"),
         (([], 8), "nothing to sweep"),
         ((mc.Policy(), []), "nothing to sweep"),
+        ((mc.Policy(), 8.0), r"capacities=8\.0 must be integers, slots a layer, or lists of one integer a layer"),
+        ((mc.Policy(), [8, 16.5]), r"capacities=\[8, 16\.5\] must be integers"),
+        ((mc.Policy(), "8"), r"capacities='8' must be integers"),
+        ((mc.Policy(), [[8, 8.5]]), r"capacities=\[\[8, 8\.5\]\] must be integers"),
     ],
 )
 def test_names_must_be_different(trace, arguments, message):

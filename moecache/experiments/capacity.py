@@ -31,6 +31,7 @@ from moecache.policy import Policy
 from moecache.run import Run
 from moecache.simulate import simulate
 from moecache.trace import RouterTrace
+from moecache.trace_report import neighbour_overlap
 
 REFERENCE = "reference-512"
 HIT = int(Outcome.HIT)
@@ -127,20 +128,10 @@ def describe(trace: RouterTrace, warmup_tokens: int) -> pd.DataFrame:
         "first_warm_token": start,
         "units": units,
         "num_units": starts.size,
-        "neighbour_overlap": neighbour_overlap(trace),
+        "neighbour_overlap": float(np.nan_to_num(neighbour_overlap(trace)).mean()),
         "model": str(source.get("model") or source.get("file") or "unnamed trace"),
     }
     return pd.DataFrame([row])
-
-
-def neighbour_overlap(trace: RouterTrace) -> float:
-    """Share of a step's experts that the same layer called for the token before (not across documents)."""
-    before, now = trace.topk_ids[:-1], trace.topk_ids[1:]
-    is_shared = np.zeros(now.shape, bool)
-    for rank in range(trace.shape.top_k):
-        is_shared |= now == before[:, :, rank : rank + 1]
-    inside = is_shared[~trace.document_start[1:]]
-    return float(inside.mean()) if inside.size else 0.0
 
 
 def warm_start(trace: RouterTrace, warmup_tokens: int) -> int:

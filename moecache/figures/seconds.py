@@ -32,6 +32,12 @@ CONSTANT_WORDS = {
 }  # fmt: skip
 
 
+def count_in_times(axes: Axes) -> None:
+    """Label the vertical axis 0.5x, 1x, 2x."""
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
 @styled
 def time_parts(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick: bool = False) -> Figure:
     """Draw where the time of a token goes, one bar per policy, one panel per machine.
@@ -107,8 +113,7 @@ def speed_up_by_link_rate(
         axes.set_title(panel, loc="left", pad=8, fontsize=9)
         axes.grid(True, axis="y")
     panels[0].set_ylabel("Speed-up over fetching every miss")
-    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
-    panels[0].yaxis.set_minor_formatter(NullFormatter())
+    count_in_times(panels[0])
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
     stamp_figure(figure, kind, is_quick)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
-from moecache.figures.seconds import draw_lines, machine_words, stamp_figure
+from moecache.figures.seconds import count_in_times, draw_lines, machine_words, stamp_figure
 from moecache.figures.style import FAINT, INK, need_columns, new_figure, stamp, styled
 from moecache.figures.traces import SOURCE_COLOURS, SOURCE_MARKERS
 
@@ -34,8 +34,7 @@ def time_by_threshold(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick:
     draw_lines(times, frame.assign(hardware=frame["hardware"].map(machine_words)), "hardware", "mass_threshold", "ratio")
     times.axhline(1.0, color=FAINT, linewidth=1.0)
     times.set_yscale("log", base=2)
-    times.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
-    times.yaxis.set_minor_formatter(NullFormatter())
+    count_in_times(times)
     times.set_ylabel("Time / time without admission")
     times.legend(loc="upper right")
     one = pd.DataFrame(frame.drop_duplicates("mass_threshold")).sort_values("mass_threshold")
@@ -83,8 +82,7 @@ def time_by_accuracy(frame: pd.DataFrame, points: pd.DataFrame | None = None, *,
         axes.set_title(panel, loc="left", pad=8, fontsize=9)
         axes.grid(True, axis="both")
     panels[0].set_ylabel("Time / time without prefetching")
-    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
-    panels[0].yaxis.set_minor_formatter(NullFormatter())
+    count_in_times(panels[0])
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
     stamp_figure(figure, kind, is_quick)

@@ -77,6 +77,13 @@ class RouterTrace:
     def __post_init__(self) -> None:
         check_trace(self)
 
+    def __repr__(self) -> str:
+        shape, num_documents = self.shape, int(self.document_start.sum())
+        size = (
+            f"{self.num_tokens:,} tokens, {num_documents:,} documents, {shape.num_layers} layers, top-{shape.top_k} of {shape.num_experts}"
+        )
+        return f"RouterTrace({size} experts, {self.num_recorded} scores a step)"
+
     @property
     def num_tokens(self) -> int:
         """T."""
@@ -199,8 +206,7 @@ class RouterTrace:
         starts = self.document_start[start:stop].copy()
         starts[:1] = True
         names = ("topk_ids", "gate_weights", "selection_scores", "token_ids", "predicted_ids", "recorded_ids")
-        arrays = {name: getattr(self, name) for name in names}
-        cut = {name: None if array is None else array[start:stop] for name, array in arrays.items()}
+        cut = {name: None if (array := getattr(self, name)) is None else array[start:stop] for name in names}
         return replace(self, document_start=starts, **cut)
 
     def compact(self, num_best: int = 64) -> RouterTrace:
@@ -225,18 +231,13 @@ class RouterTrace:
         return None if self.selection_scores is None else full_scores(self, block)
 
     def report(self, num_slots: int | None = None) -> Any:
-        """What is in the trace and what it can tell, as a `TraceReport`: see `moecache.trace_report.report_trace`."""
-        # A report replays the trace, so it stands on a higher floor than traces; it is fetched when it is asked for.
+        """What is in the trace and what it can tell, as a `TraceReport`: see `moecache.trace_report.report_trace` (on a higher floor)."""
         return import_module("moecache.trace_report").report_trace(self, num_slots)
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, under a temporary name first."""
-        tensors = {
-            "topk_ids": self.topk_ids,
-            "gate_weights": self.gate_weights,
-            "token_ids": self.token_ids,
-            "document_start": self.document_start.astype(np.uint8),
-        }
+        tensors = {name: getattr(self, name) for name in ("topk_ids", "gate_weights", "token_ids")}
+        tensors["document_start"] = self.document_start.astype(np.uint8)
         for name in ("selection_scores", "recorded_ids", "predicted_ids"):
             if getattr(self, name) is not None:
                 tensors[name] = getattr(self, name)
@@ -265,8 +266,8 @@ class RouterTrace:
             starts = tensors["document_start"]
             if starts.dtype != np.uint8 or (starts.size and starts.max() > 1):
                 raise TraceError(f"document_start is {starts.dtype} up to {starts.max(initial=0)}, expected uint8 0 or 1")
-            return cls(**{**tensors, "selection_scores": tensors.get("selection_scores"), "document_start": starts.astype(bool)},
-                       shape=shape, source=source)  # fmt: skip
+            known = {**tensors, "selection_scores": tensors.get("selection_scores"), "document_start": starts.astype(bool)}
+            return cls(**known, shape=shape, source=source)
         except TraceError as error:
             raise TraceError(f"{path}: {error}") from error
 
