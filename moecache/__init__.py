@@ -48,14 +48,18 @@ from moecache.trace import DecisionLog, ModelShape, RouterTrace, TraceError
 if TYPE_CHECKING:
     from moecache.emulate import emulate
     from moecache.intervene import inject, intervene
+    from moecache.offload import offload
+    from moecache.plan import plan
     from moecache.record import record
 
 __version__ = "0.1.0"
 
 _NEEDS_TORCH = {
+    "plan": "moecache.plan",
     "record": "moecache.record",
     "emulate": "moecache.emulate",
     "intervene": "moecache.intervene",
+    "offload": "moecache.offload",
     "inject": "moecache.intervene",
 }
 
@@ -101,9 +105,11 @@ __all__ = [
     "mass_budget",
     "max_rank",
     "measure_hardware",
+    "offload",
     "only_rank_substituted",
     "pareto_front",
     "perplexity_increase",
+    "plan",
     "record",
     "simulate",
     "sweep",

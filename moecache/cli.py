@@ -94,6 +94,17 @@ def pack(asked: argparse.Namespace) -> int:
     return 0
 
 
+def plan(asked: argparse.Namespace) -> int:
+    """Say what fits into a memory and how fast it would be, from a model's configuration alone."""
+    from moecache.plan import plan as plan_model
+    from moecache.policy import PRESETS
+
+    policy = next(preset for preset in PRESETS if preset.label == asked.policy)
+    given = {name: getattr(asked, name) for name in ("device", "context_tokens", "host_memory", "hardware")}
+    print(plan_model(asked.path, asked.memory, policy=policy, **given).report())
+    return 0
+
+
 def _make(edition: str, only: Sequence[str]) -> int:
     from moecache.chapters.render import make_book
     from moecache.chapters.study import EDITIONS, run_chapters
@@ -158,6 +169,20 @@ def _declare_pack(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="16 = experts as they are; 8, 4 = rounded")
 
 
+def _declare_plan(parser: argparse.ArgumentParser) -> None:
+    from moecache.policy import PRESETS
+
+    parser.add_argument("path", type=Path, help="a folder with config.json, or that file; no weights are needed")
+    parser.add_argument("--memory", required=True, help="of the device that computes, such as '20 GiB'")
+    parser.add_argument(
+        "--host-memory", default="0", help="main memory for experts behind the slots (default: none; on a GPU, all experts)"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--policy", choices=[preset.label for preset in PRESETS], default="quality-first", help="what is waited for")
+    parser.add_argument("--context-tokens", type=int, default=4096, help="length of prompt and answer")
+    parser.add_argument("--hardware", help="a profile's name (default: measure this machine; on a GPU, pcie4)")
+
+
 def _declare_nothing(parser: argparse.ArgumentParser) -> None:
     pass
 
@@ -170,6 +195,7 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], Callable[[argpar
     "keep": (keep, _declare_nothing),
     "trace": (trace, _declare_trace),
     "pack": (pack, _declare_pack),
+    "plan": (plan, _declare_plan),
 }
 
 if __name__ == "__main__":

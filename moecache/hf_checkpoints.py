@@ -16,7 +16,15 @@ import torch
 import transformers
 from torch import nn
 
-from moecache.hf_internals import is_experts, is_transposed, moe_layers
+from moecache.hf_internals import (
+    decoding_cache,
+    experts_implementation,
+    is_experts,
+    is_transposed,
+    moe_layers,
+    register_experts,
+    text_config,
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,15 @@ def strip_experts(model: nn.Module) -> None:
 def expert_tensors(experts: nn.Module) -> dict[str, torch.Tensor]:
     """The layer's expert parameters by name, for their shapes and dtypes; they are on "meta" where they were stripped."""
     return dict(experts.named_parameters()) or dict(getattr(experts, "_moecache_tensors", {}))
+
+
+def routing_counts(model: Any) -> tuple[int, int, int]:
+    """MoE layers, experts a layer and calls a token of a model of any family."""
+    layers = moe_layers(model)
+    config = text_config(model)
+    top_k = getattr(layers[0].router, "top_k", None) or config.num_experts_per_tok
+    num_experts = next(iter(expert_tensors(layers[0].experts).values())).shape[0]
+    return len(layers), int(num_experts), int(top_k)
 
 
 def expert_names(model: nn.Module) -> tuple[dict[str, torch.Tensor], ...]:
@@ -106,3 +123,34 @@ def _part_of(key: str, name: str, pattern: str, converters: Sequence[Any]) -> Ke
 def are_experts_transposed(config: Any) -> bool:
     """Whether the matrices of the model's experts are stored as [E, inputs, outputs]."""
     return is_transposed(moe_layers(skeleton(config))[0].experts)
+
+
+@torch.no_grad()
+def cache_bytes(model: Any, num_tokens: int) -> int:
+    """Bytes of the decoding cache after `num_tokens` tokens, from a skeleton that is run on a few tokens without computing anything.
+
+    Keys and values grow with the tokens, up to the window of a layer that has one; the states of linear attention do not grow.
+    """
+    register_experts(_SHAPES_ONLY, lambda module, hidden, ids, weights: torch.empty_like(hidden))
+    with experts_implementation(model, _SHAPES_ONLY):
+        output = model(input_ids=torch.zeros(1, _TRIED_TOKENS, dtype=torch.long, device="meta"), use_cache=True)
+    total = 0
+    for layer in decoding_cache(output).layers:
+        kept = min(num_tokens, getattr(layer, "sliding_window", None) or num_tokens)
+        for tensor in _tensors(vars(layer)):
+            grows = tensor.ndim == 4 and tensor.shape[-2] == _TRIED_TOKENS
+            num_bytes = tensor.numel() * tensor.element_size()
+            total += num_bytes // _TRIED_TOKENS * kept if grows else num_bytes
+    return total
+
+
+_SHAPES_ONLY = "moecache_shapes_only"
+_TRIED_TOKENS = 11  # unlike any other dimension of a cache
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in nested containers."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for part in inside for tensor in _tensors(part)]

@@ -110,7 +110,7 @@ def read_packed_header(path: Path) -> tuple[PackedHeader, NDArray[np.uint32]]:
 
 def checksums(block: NDArray[np.uint8]) -> list[int]:
     """CRC-32 of each MiB of a block."""
-    return [zlib.crc32(block[start : start + UNIT_BYTES]) for start in range(0, block.size, UNIT_BYTES)]
+    return [zlib.crc32(block[start : start + UNIT_BYTES]) for start in range(0, block.size, UNIT_BYTES)]  # type: ignore[arg-type]
 
 
 class PackedStore:
@@ -161,7 +161,7 @@ class PackedStore:
             if stop > end:
                 return
             if self._is_unchecked[row, unit]:
-                found, expected = zlib.crc32(out[start:stop]), int(self._table[row, 1 + unit])
+                found, expected = zlib.crc32(out[start:stop]), int(self._table[row, 1 + unit])  # type: ignore[arg-type]
                 if found != expected:
                     raise StoreError(
                         f"{self._file.path}: layer {layer}, expert {expert}: the {stop - start} bytes at "

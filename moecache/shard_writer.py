@@ -51,7 +51,7 @@ class ShardWriter:
         following, left = self._open if self._open else next(iter(self._waiting.items()), ("nothing", 0))
         if key != following or part.nbytes > left:
             raise ValueError(f"{self.path}: {part.nbytes} bytes of {key!r} were written, but {following!r} is next with {left} bytes left")
-        self._file.write(memoryview(part).cast("B"))
+        self._file.write(memoryview(part).cast("B"))  # type: ignore[arg-type]
         self._open = (key, left - part.nbytes)
         if left == part.nbytes:
             del self._waiting[key]
