@@ -38,7 +38,7 @@ FLOORS: list[tuple[int, set[str]]] = [
     (3, {"stand_ins", "designs"}),
     (4, {"observe"}),
     (4, {"interventions"}),
-    (4, {"runtime_budget", "runtime_call", "runtime_record", "runtime_steps"}),
+    (4, {"runtime_budget", "runtime_call", "runtime_record", "runtime_steps", "widen"}),
     (4, {"record", "emulate", "intervene", "plan", "runtime"}),
     (4, {"offload"}),
     (5, {"frame_file", "stats", "figures", "reference", "export_gguf"}),
