@@ -7,6 +7,7 @@ each document and layer: the smallest number that any of them has there.
 
 - `draw_alike` draws dense sites of one kind or of several that are compared.
 - `in_band` marks the calls of one rank with a gate weight between two bounds.
+- `pair_by_weight` pairs each call of one kind with one of another kind and the same weight.
 - `match_in_step` names one heavy call of a step, or several light ones of the same step and of equal weight.
 - `spaced_calls` names single calls far enough apart to be told apart by their losses.
 - `missed_calls` and `call_ages` say what a simulated cache and the past know of each call.
@@ -175,6 +176,47 @@ def match_in_step(gate_weights: NDArray[np.floating], rank: int, gap: int = 3, t
         heavy[is_matched, layer, rank] = True
         light[is_matched, layer] = members[best[is_matched]]
     return heavy, light
+
+
+def pair_by_weight(
+    first: Marks, second: Marks, gate_weights: NDArray[np.floating], document_start: Marks, most: int, tolerance: float = 0.1, seed: int = 0
+) -> tuple[Marks, Marks]:
+    """Pair calls of two kinds in the same document and layer by their gate weight.
+
+    Parameters
+    ----------
+    first, second : bool [T, L, K]
+        The eligible calls of each kind.
+    gate_weights : ndarray [T, L, K] float
+    document_start : bool [T]
+    most : int
+        Pairs in one document and layer at most.
+    tolerance : float
+        The weights of a pair differ by at most this fraction of the first one's.
+    seed : int
+
+    Returns
+    -------
+    first, second : bool [T, L, K]
+        Equally many of each. Random calls of the first kind each take the nearest of the second that is still free.
+    """
+    generator, scored = np.random.default_rng(seed), not_last(document_start)[:, None, None]
+    kinds = (first & scored, second & scored)
+    drawn = (np.zeros_like(first), np.zeros_like(second))
+    for start, stop in document_bounds(document_start):
+        for layer in range(first.shape[1]):
+            here = gate_weights[start:stop, layer].astype(np.float64)
+            places = [np.argwhere(marks[start:stop, layer]) for marks in kinds]
+            wanted, free = (here[tuple(found.T)] for found in places)
+            for place in generator.permutation(len(wanted)):
+                if drawn[0][start:stop, layer].sum() == most or not len(free):
+                    break
+                nearest = np.abs(free - wanted[place]).argmin()
+                if abs(free[nearest] - wanted[place]) <= tolerance * wanted[place]:
+                    free[nearest] = np.inf
+                    for marks, found, which in zip(drawn, places, (place, nearest), strict=True):
+                        marks[start + found[which, 0], layer, found[which, 1]] = True
+    return drawn
 
 
 def spaced_calls(document_start: Marks, call_shape: tuple[int, int, int], spacing: int, ranks: Sequence[int], seed: int = 0) -> Marks:

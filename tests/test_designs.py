@@ -79,6 +79,21 @@ def test_matching_in_a_step_against_trying_every_set(weights, rank, gap):
     assert num_matched > 10
 
 
+def test_pairs_have_equal_weights_in_the_same_document_and_layer(weights):
+    is_first = np.random.default_rng(5).random(weights.shape) < 0.4
+    eligible = [designs.of_ranks(weights, 2) & kind for kind in (is_first, ~is_first)]
+    pairs = designs.pair_by_weight(*eligible, weights, STARTS, most=7, tolerance=0.05)
+    numbers = [sites_by_document(marks) for marks in pairs]
+    assert np.array_equal(*numbers)
+    assert numbers[0].max() == 7
+    assert not any((marks & ~allowed).any() for marks, allowed in zip(pairs, eligible, strict=True))
+    for start, stop in BOUNDS:
+        for layer in range(NUM_LAYERS):
+            sides = [np.sort(weights[start:stop, layer][marks[start:stop, layer]]) for marks in pairs]
+            np.testing.assert_allclose(sides[1], sides[0], rtol=0.11)
+    assert not designs.pair_by_weight(*eligible, weights, STARTS, most=7, tolerance=0.0)[0].any()
+
+
 def test_spaced_calls_leave_whole_windows():
     marks = designs.spaced_calls(STARTS, (NUM_TOKENS, NUM_LAYERS, TOP_K), 8, ranks=(0, 0, 5), seed=1)
     assert set(np.unique(np.argwhere(marks)[:, 2])) == {0, 5}

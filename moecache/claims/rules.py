@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from moecache.claims.composition_rules import COMPOSITION_RULES
 from moecache.claims.data import Drawing
-from moecache.claims.losses import Losses, gather_losses
+from moecache.claims.losses import MASS, Losses, gather_losses
 from moecache.claims.policy_rules import POLICY_RULES
 from moecache.claims.verdict import State, Verdict, side_of
-from moecache.stats import correlation_across_documents, correlation_across_policies, leaving_families_out
+from moecache.stats import correlation_across_documents, correlation_across_policies, fan_across, fan_within, leaving_families_out
+from moecache.stats.paired import DIFFERENCE
 
 Rule = Callable[[pd.DataFrame, Mapping[str, Any], Drawing], Verdict]
 
@@ -108,6 +110,28 @@ def first_choices_break_the_relation(frame: pd.DataFrame, parameters: Mapping[st
     )
 
 
+def signs_turn_in_small_samples(frame: pd.DataFrame, parameters: Mapping[str, Any], drawing: Drawing) -> Verdict:
+    """Decide whether a small sample of the texts often gives a relation another sign than all of them do."""
+    losses, size = gather_losses(frame, drawing), int(parameters["small"])
+    rules = losses.always_fetching_first_choices(parameters["other_fallbacks"])
+    if too_few := _too_few_rules(losses, rules, parameters):
+        return too_few
+    kept = pd.DataFrame(frame[frame["policy"].isin(rules)])
+    varying = [str(label) for label, rows in kept.groupby("policy", sort=False) if (rows[[MASS, DIFFERENCE]].agg(np.ptp) > 0).all()]
+    settings: dict[str, Any] = {"num_samples": int(parameters["samples"]), "seed": drawing.seed}
+    turned = {
+        f"across {len(rules)} rules": fan_across(kept, [size], unit=drawing.unit, **settings)["opposite_fraction"].iloc[0],
+        "across documents within a rule (mean)": fan_within(kept, varying, [size], **settings)["opposite_fraction"].iloc[0],
+    }
+    often, seldom = parameters["often"], parameters["seldom"]
+    is_often, is_seldom = max(turned.values()) > often, max(turned.values()) < seldom
+    shares = ", ".join(f"{_percent(share)} {what}" for what, share in turned.items())
+    return Verdict(
+        State.SUPPORTED if is_often else State.NOT_SUPPORTED if is_seldom else State.INCONCLUSIVE,
+        f"samples of {size} whose coefficient of mass and loss has another sign than with all: {shares} ({losses.n})",
+    )
+
+
 def protecting_beats_fewer(frame: pd.DataFrame, parameters: Mapping[str, Any], drawing: Drawing) -> Verdict:
     """Decide whether protecting heavy calls beats a rule that does not and substitutes no more calls."""
     losses = gather_losses(frame, drawing)
@@ -136,9 +160,10 @@ RULES: Mapping[str, Rule] = {
         mass_orders_the_rules,
         mass_does_not_order_the_texts,
         first_choices_break_the_relation,
+        signs_turn_in_small_samples,
         protecting_beats_fewer,
     )
-} | POLICY_RULES
+} | POLICY_RULES | COMPOSITION_RULES
 
 
 def _too_few_rules(losses: Losses, rules: list[str], parameters: Mapping[str, Any]) -> Verdict | None:
