@@ -26,11 +26,12 @@
 # are planned; everything about other half-lives, layers and capacities is exploratory.
 
 # %% tags=["parameters"]
-trace_path = ""  # a trace file; empty: what the routers of the reference model say about its held-out text
+trace_path = ""  # a trace file; empty: what the routers of the reference models say about their held-out text
 trace_source = ""  # where that file was published, for titles
 trace_num_experts = 0  # experts a layer, where the file does not say; 0: it does
-num_documents = 12  # held-out documents, for the reference model
-num_tokens = 1000  # tokens a document, for the reference model
+model_names = ["reference-512"]  # reference models, where there is no trace file; the first is shown in detail
+num_documents = 12  # held-out documents, for the reference models
+num_tokens = 1000  # tokens a document, for the reference models
 warmup_tokens = 4000  # tokens before the warm window, rounded up to a whole document
 capacity_fractions = [0.03125, 0.0625, 0.125, 0.25, 0.5, 0.75]  # slots as shares of a layer's experts
 planned_fractions = [0.125, 0.25]  # the two of them at which conclusions are drawn
@@ -45,7 +46,7 @@ lru_target_fraction = 0.915  # hit rate for which LRU's number of slots is looke
 
 # %%
 from moecache import chapters, results
-from moecache.experiments import capacity, capacity_crossover, capacity_slots
+from moecache.experiments import capacity, capacity_crossover, capacity_slots, other_models
 from moecache.experiments import capacity_report as report
 from moecache.figures import capacity as drawn
 from moecache.figures import hit_rate_by_capacity
@@ -58,7 +59,8 @@ from moecache.figures import hit_rate_by_capacity
 # rest is *warm*: {{num_units}} {{units}}.
 
 # %%
-parameters, inputs = capacity.key_of(trace_path, trace_num_experts, num_documents, num_tokens)
+first_model, text = model_names[0], {"num_documents": num_documents, "num_tokens": num_tokens}
+parameters, inputs = capacity.key_of(trace_path, trace_num_experts, num_documents, num_tokens, first_model)
 parameters["warmup_tokens"] = warmup_tokens
 needed = list(dict.fromkeys(["lru", *evictions, *capacity.BOUNDS]))
 compared = capacity.policies(needed, sorted({*half_lives_tokens, planned_half_life_tokens}))
@@ -70,7 +72,7 @@ fractions = sorted({*capacity_fractions, *planned_fractions})
 
 def stored(name, measure, **more):
     def opened():
-        return measure(capacity.open_trace(trace_path, trace_num_experts, num_documents, num_tokens))
+        return measure(capacity.open_trace(trace_path, trace_num_experts, num_documents, num_tokens, first_model))
 
     return results.load_or_run(f"02_{name}", {**parameters, **more}, opened, inputs=inputs).frame
 
@@ -93,7 +95,7 @@ target = stored(
 rates, windows = report.hit_rates(documents), report.window_rates(layers)
 report.check_evictions(windows[windows["policy"].isin([policy.label for policy in main]) & (windows["policy"] != "static")], planned)
 report.check_evictions(target, target["num_slots"].to_list())
-name = trace_source or (facts["model"] if trace_path else "reference-512, held-out text")
+name = trace_source or (facts["model"] if trace_path else f"{first_model}, held-out text")
 decayed = capacity.label("decayed_count", planned_half_life_tokens)
 chapters.values(trace=name, slots_small=small, slots_large=large, warmup_tokens=facts["first_warm_token"], decayed=decayed)
 chapters.values(**{key: facts[key] for key in ("num_tokens", "num_layers", "num_experts", "top_k", "num_documents")})
@@ -183,6 +185,28 @@ chapters.show_table(tests.rename(columns={"num_slots": "slots", "smallest_detect
 # %% [markdown]
 # At {{slots_large}} slots the {{decayed}} **{{verdict}}** LRU: {{gain:+.1f}} points of hit rate, interval
 # {{gain_low:+.1f}} to {{gain_high:+.1f}}, dz = {{gain_dz:.2f}}. Last comes {{worst}}{{worst_note}}.
+
+# %% [markdown]
+# ## Does it hold for another model?
+#
+# The planned comparison once more, with each model's routers on the same held-out text, at the same shares of its
+# experts. A model is one draw: intervals are over {{units}} of one model, none is over models.
+
+# %% tags=["hide-input"]
+pair = capacity.policies(["lru", "decayed_count"], [planned_half_life_tokens])
+if trace_path:
+    models = {name: documents[documents["num_slots"].isin(planned)]}
+else:
+    models = other_models.hits_by_model(model_names, text, pair, planned_fractions, warmup_tokens)
+held = other_models.hits_table(models, decayed)
+chapters.values(num_models=len(models), num_rows=len(held), num_beaten=int((held["low"] > 0).sum()), num_lost=int((held["high"] < 0).sum()))
+chapters.values(least_gain=held["gain"].min(), most_gain=held["gain"].max())
+chapters.show_table(held, digits=3)
+
+# %% [markdown]
+# In {{num_rows}} comparisons ({{num_models}} x {{slots_small}} and {{slots_large}} slots, or the same shares) the
+# {{decayed}} beats LRU in {{num_beaten}} and loses in {{num_lost}}; its gain lies between {{least_gain:+.1f}} and
+# {{most_gain:+.1f}} points.
 
 # %% [markdown]
 # ## How long should a call be remembered?
@@ -309,7 +333,7 @@ chapters.show(
 #   not waited for is the question of [chapter 04](04_which_misses_matter.ipynb).
 # - The reference model reads given text. Text that a model writes itself may repeat its experts more.
 # - Documents share one cache in a fixed order, so neighbours are not quite independent; an order with other topic
-#   changes gives other numbers. The intervals say nothing about other models.
+#   changes gives other numbers. The intervals say nothing about other models, of which there are few here.
 # - The reference model is small, with few layers, and its routers need not repeat themselves as those of large models
 #   do. The command under *Rerun* takes any recorded trace (`trace_path`); one without scores is enough here.
 # - Better evictions than these may exist. The best that is possible without knowing the future is not known; Belady is

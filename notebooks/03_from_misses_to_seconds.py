@@ -23,10 +23,11 @@
 # Planned are the comparisons under *Test*; the rest is exploratory.
 
 # %% tags=["parameters"]
-trace_path = ""  # a recorded trace with scores; empty: the reference model reading its held-out text
-num_documents = 10  # held-out documents, for the reference model
-num_tokens = 800  # tokens a document, for the reference model
-synthetic_tokens = 800  # tokens of the synthetic trace with 48 layers
+trace_path = ""  # a recorded trace with scores; empty: the reference models reading their held-out text
+model_names = ["reference-512"]  # reference models, where there is no trace file; the first is shown in detail
+num_documents = 8  # held-out documents, for the reference models
+num_tokens = 550  # tokens a document, for the reference models
+synthetic_tokens = 400  # tokens of the synthetic trace with 48 layers
 warmup_fraction = 0.25  # share of a trace before the warm window, rounded up to a whole document
 resident_fraction = 0.25  # slots as a share of a layer's experts
 scaled_layers = 48  # MoE layers that times are scaled to
@@ -45,7 +46,7 @@ factors = [0.5, 2.0]  # by which each constant is changed
 # %%
 import moecache as mc
 from moecache import chapters, results
-from moecache.experiments import capacity, seconds, seconds_copies
+from moecache.experiments import capacity, other_models, seconds, seconds_copies
 from moecache.experiments import seconds_report as report
 from moecache.experiments import seconds_words as words
 from moecache.figures import seconds as drawn
@@ -68,7 +69,7 @@ chapters.show_table(words.machines([mc.Hardware.profile(name) for name in hardwa
 #
 # ## Measure
 #
-# Two traces. *Recorded*: what the routers of the reference model say about {{recorded_documents}} held-out documents
+# Two traces. *Recorded*: what the routers of {{recorded_model}} say about {{recorded_documents}} held-out documents
 # ({{recorded_tokens:,}} tokens, {{recorded_layers}} layers of {{num_experts}} experts, top-{{top_k}}), as if each of
 # its experts were as large as those of a large model. *Synthetic*: {{synthetic_tokens:,}} tokens of made-up routers
 # with {{synthetic_layers}} layers, tuned to published hit rates. Each layer has {{num_slots}} slots. Layers run one
@@ -76,7 +77,8 @@ chapters.show_table(words.machines([mc.Hardware.profile(name) for name in hardwa
 
 # %%
 setting = seconds.Setting(resident_fraction, warmup_fraction, scaled_layers)
-parameters, inputs = capacity.key_of(trace_path, 0, num_documents, num_tokens)
+first_model, text = model_names[0], {"num_documents": num_documents, "num_tokens": num_tokens}
+parameters, inputs = capacity.key_of(trace_path, 0, num_documents, num_tokens, first_model)
 parameters |= {"synthetic_tokens": synthetic_tokens, **setting._asdict()}
 large, small = max(expert_mebibytes), min(expert_mebibytes)
 kin, rungs = seconds.compared(), seconds.rungs()
@@ -86,7 +88,7 @@ main = [(family, policy) for family, policy in kin if policy.label in ("fetch ev
 
 def stored(name, measure, **more):
     def opened():
-        return measure(seconds.open_traces(trace_path, num_documents, num_tokens, synthetic_tokens))
+        return measure(seconds.open_traces(trace_path, num_documents, num_tokens, synthetic_tokens, first_model))
 
     return results.load_or_run(f"03_{name}", {**parameters, **more}, opened, inputs=inputs).frame
 
@@ -100,6 +102,7 @@ units = stored("by_unit", lambda traces: seconds.by_unit(traces["recorded"], mai
 
 # %% tags=["hide-input"]
 recorded, synthetic = (report.where(facts, trace=name).iloc[0] for name in ("recorded", "synthetic"))
+chapters.values(recorded_model=trace_path or first_model)
 chapters.values(
     recorded_documents=recorded["num_documents"], recorded_tokens=recorded["num_tokens"], recorded_layers=recorded["num_layers"]
 )
@@ -228,6 +231,25 @@ chapters.show_table(tests, digits=3)
 # Quality-first against fetching every miss: {{test_pcie4:.2f}} times as fast on PCIe 4.0 (interval
 # {{low_pcie4:.2f}} to {{high_pcie4:.2f}}), {{test_nvme:.2f}} times from NVMe ({{low_nvme:.2f}} to
 # {{high_nvme:.2f}}). These intervals know nothing about the constants.
+#
+# The same comparison with the routers of each model, each with the same share of its experts resident and experts as
+# large as above. A model is one draw; no interval is over models.
+
+# %% tags=["hide-input"]
+models = (
+    {"trace": units}
+    if trace_path
+    else other_models.seconds_by_model(model_names, text, [row for row in main if row[1].label in ("fetch every miss", "quality-first")],
+                                       planned_hardware, large, setting)
+)  # fmt: skip
+held = other_models.seconds_table(models, "quality-first", "fetch every miss", planned_hardware)
+chapters.values(num_models=len(models), num_faster=int((held["low"] > 1).sum()), num_rows=len(held))
+chapters.values(least_speed_up=held["speed_up"].min(), most_speed_up=held["speed_up"].max())
+chapters.show_table(held, digits=3)
+
+# %% [markdown]
+# In {{num_faster}} of {{num_rows}} of them quality-first is faster beyond its interval, by factors of
+# {{least_speed_up:.2f}} to {{most_speed_up:.2f}}.
 
 # %% [markdown]
 # ## What background admission costs on a busy link

@@ -294,9 +294,11 @@ def test_without_a_file_the_reference_model_is_recorded_with_scores(monkeypatch)
     texts = [np.arange(1, 9, dtype=np.int32) + shift for shift in range(2)]
     monkeypatch.setattr(reference, "held_out_documents", lambda **_: [SimpleNamespace(tokens=text) for text in texts])
     monkeypatch.setattr(reference, "load_model", lambda name: tiny_models.qwen3_next().eval())
-    seconds.open_traces.cache_clear()
+    for opened in (seconds.open_traces, seconds.open_recorded):
+        opened.cache_clear()
     traces = seconds.open_traces("", 2, 8, 4)
-    seconds.open_traces.cache_clear()
+    for opened in (seconds.open_traces, seconds.open_recorded):
+        opened.cache_clear()
     assert traces["recorded"].document_start.tolist() == [token % 8 == 0 for token in range(16)]
     assert traces["recorded"].selection_scores is not None
     assert traces["recorded"].predicted_ids is not None

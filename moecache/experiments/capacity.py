@@ -68,28 +68,30 @@ def slots_of(fractions: Sequence[float], num_experts: int, top_k: int) -> list[i
     return sorted({max(top_k, round(fraction * num_experts)) for fraction in fractions})
 
 
-@lru_cache(maxsize=1)
-def open_trace(trace_path: str = "", num_experts: int = 0, num_documents: int = 0, num_tokens: int = 0) -> RouterTrace:
-    """A trace from a file, or what the reference model's routers say about its held-out documents.
+@lru_cache(maxsize=2)
+def open_trace(
+    trace_path: str = "", num_experts: int = 0, num_documents: int = 0, num_tokens: int = 0, model_name: str = REFERENCE
+) -> RouterTrace:
+    """A trace from a file, or what a reference model's routers say about its held-out documents.
 
     Parameters
     ----------
-    trace_path : a file of any format that `load_trace` reads; empty for the reference model.
+    trace_path : a file of any format that `load_trace` reads; empty for a reference model.
     num_experts : experts a layer, where the file does not say; 0 = it does.
-    num_documents, num_tokens : of the held-out text, for the reference model.
+    num_documents, num_tokens, model_name : of the held-out text and the reference model.
     """
     if trace_path:
         return load_trace(trace_path, num_experts or None)
-    return _record_reference(num_documents, num_tokens)
+    return _record_reference(num_documents, num_tokens, model_name)
 
 
-def _record_reference(num_documents: int, num_tokens: int) -> RouterTrace:
+def _record_reference(num_documents: int, num_tokens: int, model_name: str) -> RouterTrace:
     """Ids and gate weights only: nobody stands in here, and without scores a long text fits in memory."""
     from moecache.record import record
     from moecache.reference import held_out_documents, load_model
 
     documents = held_out_documents(num_documents=num_documents, num_tokens=num_tokens, say=_say_nothing)
-    model = load_model(REFERENCE)
+    model = load_model(model_name)
     parts = [record(model, document.tokens) for document in documents]
     return RouterTrace.from_arrays(
         np.concatenate([part.topk_ids for part in parts]),
@@ -97,7 +99,7 @@ def _record_reference(num_documents: int, num_tokens: int) -> RouterTrace:
         token_ids=np.concatenate([part.token_ids for part in parts]),
         document_start=np.concatenate([part.document_start for part in parts]),
         shape=parts[0].shape,
-        source={"model": REFERENCE, "text": "its held-out documents"},
+        source={"model": model_name, "text": "its held-out documents"},
     )
 
 
@@ -105,11 +107,13 @@ def _say_nothing(_: str) -> None:
     pass
 
 
-def key_of(trace_path: str, num_experts: int, num_documents: int, num_tokens: int) -> tuple[dict[str, Any], dict[str, str]]:
+def key_of(
+    trace_path: str, num_experts: int, num_documents: int, num_tokens: int, model_name: str = REFERENCE
+) -> tuple[dict[str, Any], dict[str, str]]:
     """What a stored result over `open_trace(...)` depends on: (parameters, content hashes)."""
     if trace_path:
         return {"num_experts": num_experts}, {"trace": file_hash(trace_path)}
-    return {"num_documents": num_documents, "num_tokens": num_tokens}, reference_inputs(REFERENCE)
+    return {"num_documents": num_documents, "num_tokens": num_tokens}, reference_inputs(model_name)
 
 
 def describe(trace: RouterTrace, warmup_tokens: int) -> pd.DataFrame:

@@ -99,25 +99,35 @@ def rungs() -> list[Kin]:
 
 
 @lru_cache(maxsize=1)
-def open_traces(trace_path: str, num_documents: int, num_tokens: int, synthetic_tokens: int) -> dict[str, RouterTrace]:
+def open_recorded(trace_path: str, num_documents: int, num_tokens: int, model_name: str) -> RouterTrace:
+    """The recorded trace, see `open_traces`."""
+    return load_trace(trace_path) if trace_path else _record_reference(num_documents, num_tokens, model_name)
+
+
+@lru_cache(maxsize=1)
+def open_traces(
+    trace_path: str, num_documents: int, num_tokens: int, synthetic_tokens: int, model_name: str = REFERENCE
+) -> dict[str, RouterTrace]:
     """The two traces by kind.
 
     Parameters
     ----------
-    trace_path : a recorded trace with scores, in any format that `load_trace` reads; empty = the reference model on its held-out text.
-    num_documents, num_tokens : documents and tokens of each, for the reference model.
+    trace_path : a recorded trace with scores, in any format that `load_trace` reads; empty = a reference model on its held-out text.
+    num_documents, num_tokens, model_name : documents and tokens of each, and the reference model.
     synthetic_tokens : tokens of the synthetic trace: 48 layers of 512 experts, top-10.
     """
-    recorded = load_trace(trace_path) if trace_path else _record_reference(num_documents, num_tokens)
-    return {RECORDED: recorded, SYNTHETIC: synthetic_trace(synthetic_tokens)}
+    return {
+        RECORDED: open_recorded(trace_path, num_documents, num_tokens, model_name),
+        SYNTHETIC: synthetic_trace(synthetic_tokens),
+    }
 
 
-def _record_reference(num_documents: int, num_tokens: int) -> RouterTrace:
+def _record_reference(num_documents: int, num_tokens: int, model_name: str) -> RouterTrace:
     from moecache.record import record
     from moecache.reference import held_out_documents, load_model
 
     documents = held_out_documents(num_documents=num_documents, num_tokens=num_tokens, say=lambda _: None)
-    return record(load_model(REFERENCE), [document.tokens for document in documents], predict="stale_gate")
+    return record(load_model(model_name), [document.tokens for document in documents], predict="stale_gate")
 
 
 def describe(traces: dict[str, RouterTrace], setting: Setting) -> pd.DataFrame:
