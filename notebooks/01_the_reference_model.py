@@ -20,8 +20,8 @@
 # or no cache could help). And it should *matter*: with other experts in the same places the perplexity must rise at
 # least by a factor of {{smallest_factor:g}}. If random experts do as well as the router's, no miss can matter.
 #
-# Two comparisons are planned, for each model: model against 5-gram, and the controls against the unchanged model.
-# Everything else describes. Prose speaks of the first model, {{model}}; the tables show every one.
+# Two comparisons are planned: {{model}} against the 5-gram model and, for each model, the controls against the unchanged
+# one. Everything else describes. Prose speaks of {{model}}; the tables show every model of this edition.
 
 # %% tags=["parameters"]
 model_names = ["reference-512"]  # reference models; the first is shown in detail

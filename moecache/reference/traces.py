@@ -20,15 +20,20 @@ if TYPE_CHECKING:
 
 
 def record_held_out(
-    name: str = "reference-512", num_documents: int = 35, num_best: int | None = None, directory: Path | str | None = None
+    name: str = "reference-512",
+    num_documents: int = 35,
+    num_best: int | None = None,
+    directory: Path | str | None = None,
+    num_tokens: int = 1000,
 ) -> RouterTrace:
-    """Record what a reference model's routers say about the first held-out documents of 1,000 tokens.
+    """Record what a reference model's routers say about the first held-out documents.
 
     Parameters
     ----------
     name, directory : which model (see `loading.load_model`).
     num_documents : how many documents; the domains take turns.
     num_best : None records every expert's selection score; M only the best M of each step (a compact trace).
+    num_tokens : tokens of each document.
 
     Returns
     -------
@@ -37,7 +42,7 @@ def record_held_out(
     """
     from moecache.record import record
 
-    documents = held_out_documents(num_documents, name=name, directory=directory)
+    documents = held_out_documents(num_documents, num_tokens, name=name, directory=directory)
     source = {
         "documents": {key: [getattr(d, key) for d in documents] for key in ("name", "domain", "cluster")},
         "reference_model": name,
