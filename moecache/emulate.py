@@ -1,9 +1,9 @@
 """The emulator: the model as it would answer if only some experts of each layer were resident, in one pass.
 
 Every expert is in memory; only the *choice* is restricted. When a router has run, its output goes to the same
-compiled decision that the simulator and the runtime use, and where a call is substituted or dropped the output's ids
-and weights are replaced. The model then computes what it would compute on the small machine: exact logits, token
-losses and layer errors for a policy, without any copying.
+compiled decision that the simulator and the runtime use, and where a call is substituted, dropped or computed at low precision, that is
+what the layer's experts do. The model then computes what it would compute on the small machine: exact logits, token
+losses and layer errors for a policy, without any copying. (A call that another processor computes is computed as called.)
 
 Layers decide independently of one another and a layer's decisions need its own tokens in order, so a full forward
 (all tokens of layer 0, then all of layer 1) decides as token by token does. `stepped=True` runs token by token with
@@ -15,9 +15,8 @@ Seconds are not known here: the emulator computes what a policy costs in quality
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -26,25 +25,24 @@ import torch
 
 from moecache import hf_internals
 from moecache.cache import ExpertCache
-from moecache.experts import LayerErrors, replaced_rows, reroute
-from moecache.families import Routing, check_router, family_of, model_shape, routing_of
-from moecache.hf_internals import RouterOutput
-from moecache.kernel import Fallback
-from moecache.policy import Policy, WeightRule, check_policy
+from moecache.families import model_shape
+from moecache.live import Emulation, check_use
+from moecache.low_bit import LowBitCopies, low_bit_copies
+from moecache.policy import Policy, check_policy
 from moecache.provenance import provenance
 from moecache.run import Run
 from moecache.score import (
+    DocumentScores,
     as_documents,
     check_evaluation,
     describe_model,
-    document_losses,
     document_starts,
+    exact_document,
+    score_document,
     with_progress,
 )
-from moecache.ties import near_ties
-from moecache.trace import DecisionLog, concatenate_layers, concatenate_tokens
+from moecache.shared_start import SharedStart
 
-CARRIED_OUT = (Fallback.SUBSTITUTE, Fallback.RANDOM_RESIDENT, Fallback.DROP)
 DOCUMENTS = ("keep", "reset")
 
 
@@ -62,6 +60,10 @@ def emulate(
     layer_error: bool = False,
     keep_logits: bool = False,
     progress: bool = False,
+    buddies: np.ndarray | None = None,
+    low_bits: int | LowBitCopies | None = None,
+    predict: str | None = None,
+    compare_with_exact: bool = False,
 ) -> Run:
     """Run documents through a model whose layers hold only `num_slots` experts, under a policy.
 
@@ -86,17 +88,28 @@ def emulate(
     stepped : bool
         Token by token with the model's decoding cache instead of one pass.
     layer_error : bool
-        Also measure the relative layer error (a second pass of the experts over tokens with replaced calls).
+        Also measure the relative layer error (a second pass of the experts over tokens whose output is not exact).
     keep_logits : bool
         Keep all logits; T x V float32 numbers.
     progress : bool
         Show a bar over documents.
+    buddies : array [L, E, H], for fallback "buddy"
+        Each expert's stand-ins, best first: `moecache.calibrate.buddy_table` of another text.
+    low_bits : {8, 4, 3, 2} or LowBitCopies, for fallback "low_precision"
+        Bits of the copies that compute such calls, or copies made before by `moecache.low_bit.low_bit_copies`.
+    predict : {"previous_token", "stale_gate"}, for a policy that prefetches
+        What each step is expected to call, see `moecache.foresight`.
+    compare_with_exact : bool
+        Also run the exact model, and keep how far from it each token's distribution is.
 
     Returns
     -------
     Run
-        With `decisions`, `loss_nats` and `near_ties`. `extra` holds, where asked for, `relative_error2_by_layer`
-        [T, L] float32 and its mean over layers `relative_error2` [T], and `logits` [T, V] float32.
+        With `decisions`, `loss_nats` and `near_ties`. `extra` holds per layer [T, L] float32, and as mean over layers [T] under the name
+        without `_by_layer`: `squared_mass_by_layer` (sum of squared gate weights of substituted and dropped calls), with low precision
+        `low_precision_mass_by_layer`, and with `layer_error` `relative_error2_by_layer`. With `keep_logits`: `logits` [T, V] float32.
+        With `compare_with_exact`, [T] float64 and NaN at a document's first token: `exact_loss_nats`, `kl_nats` = KL(exact || policy),
+        `same_top_token` (1 where both hold the same token for the likeliest).
 
     Raises
     ------
@@ -105,137 +118,141 @@ def emulate(
     CapacityError
         If `num_slots` is below the top-k or above the number of experts.
     ValueError
-        For a policy the emulator cannot carry out, a model in training mode, or token ids outside the vocabulary.
+        For an argument that the policy needs and lacks, or has and does not use; a policy that knows the future; a model in training mode;
+        or token ids outside the vocabulary.
+    """
+    return emulate_policies(
+        model,
+        token_ids,
+        [check_policy(policy)],
+        num_slots,
+        cold_start,
+        documents,
+        exact_prefix_tokens,
+        seed=seed,
+        stepped=stepped,
+        layer_error=layer_error,
+        keep_logits=keep_logits,
+        progress=progress,
+        buddies=buddies,
+        low_bits=low_bits,
+        predict=predict,
+        compare_with_exact=compare_with_exact,
+    )[0]
+
+
+def emulate_policies(
+    model: Any,
+    token_ids: Any,
+    policies: Sequence[Policy],
+    num_slots: int | Sequence[int],
+    cold_start: str | npt.ArrayLike = "first",
+    documents: str = "keep",
+    exact_prefix_tokens: int = 0,
+    *,
+    seed: int = 0,
+    stepped: bool = False,
+    layer_error: bool = False,
+    keep_logits: bool = False,
+    progress: bool = False,
+    buddies: np.ndarray | None = None,
+    low_bits: int | LowBitCopies | None = None,
+    predict: str | None = None,
+    compare_with_exact: bool = False,
+) -> list[Run]:
+    """Several policies over the same documents: the runs that `emulate` gives for each, bit for bit, in less time.
+
+    Shared are the exact model's answers, the low-bit copies, and all that is computed before the first MoE layer's experts. Arguments
+    are those of `emulate`; what only some policies use (`buddies`, `low_bits`, `predict`) goes to those, and must be of use to one.
+
+    Returns
+    -------
+    list of Run
+        In the order of `policies`.
+
+    Raises
+    ------
+    ValueError
+        As `emulate`, or without a policy.
     """
     texts = as_documents(model, token_ids)
     check_evaluation(model)
-    check_policy(policy)
-    _check_arguments(policy, documents, exact_prefix_tokens)
-    shape = model_shape(model)
-    cache = ExpertCache(shape, policy, num_slots, cold_start=cold_start, seed=seed)
-    emulation = _Emulation(model, policy, cache, LayerErrors(hf_internals.moe_layers(model)) if layer_error else None)
-    losses, logits = [], []
-    with torch.no_grad(), hf_internals.experts_implementation(model), emulation.hooks():
-        for position, text in enumerate(with_progress(texts, progress, policy.label)):
-            if position > 0 and documents == "reset":
-                emulation.reset()
-            emulation.begin(np.arange(text.size) < exact_prefix_tokens)
-            loss, kept = document_losses(model, text, keep_logits, stepped or policy.couples_layers)
-            emulation.end()
-            losses.append(loss)
-            logits.append(kept)
-    log = emulation.decisions()
+    _check_documents(documents, exact_prefix_tokens)
+    check_use(policies, buddies, low_bits, predict)
+    shape, copies = model_shape(model), low_bit_copies(model, low_bits) if isinstance(low_bits, int) else low_bits
+    caches = [ExpertCache(shape, policy, num_slots, cold_start=cold_start, seed=seed, buddies=buddies) for policy in policies]
+    emulations = [
+        Emulation(model, policy, cache, has_layer_errors=layer_error, copies=copies, predict=predict)
+        for policy, cache in zip(policies, caches, strict=True)
+    ]
+    is_stepped = stepped or any(policy.couples_layers for policy in policies)
+    scores: list[list[DocumentScores]] = [[] for _ in policies]
+    exact_losses = []
+    start = SharedStart(model) if len(policies) + compare_with_exact > 1 and not is_stepped else None
+    with torch.no_grad(), hf_internals.experts_implementation(model):
+        for position, text in enumerate(with_progress(texts, progress, _label(policies))):
+            if start is not None:
+                start.begin()
+            exact = None
+            if compare_with_exact:
+                with _sharing(start):
+                    exact = exact_document(model, text, is_stepped)
+                exact_losses.append(exact.loss_nats)
+            for emulation, kept in zip(emulations, scores, strict=True):
+                if position > 0 and documents == "reset":
+                    emulation.reset()
+                emulation.begin(np.arange(text.size) < exact_prefix_tokens)
+                with emulation.hooks(), _sharing(start):
+                    kept.append(score_document(model, text, keep_logits, is_stepped, exact))
+                emulation.end()
+    settings = {"cold_start": cold_start if isinstance(cold_start, str) else "profile", "documents": documents}
+    source = provenance() | {"model": describe_model(model, texts)}
+    return [
+        _run(emulation, kept, settings, document_starts(texts), source, exact_losses)
+        for emulation, kept in zip(emulations, scores, strict=True)
+    ]
+
+
+def _run(
+    emulation: Emulation,
+    scores: list[DocumentScores],
+    settings: dict[str, Any],
+    document_start: npt.NDArray[np.bool_],
+    source: dict[str, Any],
+    exact_losses: list[np.ndarray],
+) -> Run:
+    cache = emulation.cache
+    fields = {name: [getattr(score, name) for score in scores] for name in ("logits", "kl_nats", "same_top_token")}
+    extra = {name: np.concatenate(parts) for name, parts in fields.items() if parts[0] is not None}
+    extra |= {"exact_loss_nats": np.concatenate(exact_losses)} if exact_losses else {}
     return Run(
         instrument="emulator",
-        policy=policy,
-        shape=shape,
+        policy=emulation.policy,
+        shape=cache.shape,
         num_slots=cache.num_slots,
-        cold_start=cold_start if isinstance(cold_start, str) else "profile",
-        documents=documents,
         replay="atomic",
-        document_start=document_starts(texts),
-        decisions=log,
+        document_start=document_start,
+        decisions=emulation.decisions(),
         counts=cache.counts,
         mass_sum=float(cache.state.mass_sum.sum()),
-        loss_nats=np.concatenate(losses),
+        loss_nats=np.concatenate([score.loss_nats for score in scores]),
         near_ties=emulation.num_near_ties,
-        provenance=provenance() | {"model": describe_model(model, texts)},
-        extra=emulation.extra() | ({"logits": np.concatenate(logits)} if keep_logits else {}),
+        provenance=source | emulation.describe(),
+        extra=emulation.extra() | extra,
+        **settings,
     )
 
 
-def _check_arguments(policy: Policy, documents: str, exact_prefix_tokens: int) -> None:
+def _sharing(start: SharedStart | None) -> AbstractContextManager[None]:
+    return nullcontext() if start is None else start.sharing()
+
+
+def _label(policies: Sequence[Policy]) -> str:
+    return policies[0].label if len(policies) == 1 else f"{len(policies)} policies"
+
+
+def _check_documents(documents: str, exact_prefix_tokens: int) -> None:
     if documents not in DOCUMENTS:
         raise ValueError(f"documents={documents!r} is unknown; choose one of {', '.join(DOCUMENTS)}")
     if exact_prefix_tokens < 0:
         raise ValueError(f"exact_prefix_tokens={exact_prefix_tokens} must be 0 or more tokens of each document")
-    if policy.fallback not in CARRIED_OUT:
-        names = ", ".join(fallback.name.lower() for fallback in CARRIED_OUT)
-        raise ValueError(f"the emulator cannot carry out fallback={policy.fallback!r}; it can {names}")
-
-
-class _Emulation:
-    """What goes on inside the hooks: decide, count, replace. One for all documents of a run."""
-
-    def __init__(self, model: Any, policy: Policy, cache: ExpertCache, errors: LayerErrors | None) -> None:
-        self.family = family_of(model)
-        self.layers = hf_internals.moe_layers(model)
-        self.cache, self.errors = cache, errors
-        self.weight_rule = WeightRule(policy.weight_rule)
-        self.fallback, self.gate_threshold = Fallback(cache.rules.fallback), cache.rules.gate_threshold
-        self.logs: list[DecisionLog] = []
-        self.cancelled: list[np.ndarray] = []
-        self.squared_errors: list[np.ndarray] = []
-        self.num_near_ties = 0
-        self.begin(np.zeros(0, bool))
-
-    def begin(self, is_exact: npt.NDArray[np.bool_]) -> None:
-        """Start a document of `is_exact.size` tokens."""
-        self.is_exact = is_exact
-        self.blocks: list[list[DecisionLog]] = [[] for _ in self.layers]
-        self.num_seen = [0 for _ in self.layers]
-        if self.errors is not None:
-            self.errors.begin(is_exact.size)
-
-    def end(self) -> None:
-        """Close the document: lay its blocks together."""
-        self.logs.append(concatenate_layers([concatenate_tokens(blocks) for blocks in self.blocks]))
-        if self.errors is not None:
-            self.squared_errors.append(self.errors.squared)
-
-    def reset(self) -> None:
-        """Cold start again at a document boundary."""
-        self.cancelled.append(self.cache.reset())
-
-    @contextmanager
-    def hooks(self) -> Iterator[None]:
-        """Decide at every router inside the block; the model is as it was after it."""
-        measuring = nullcontext() if self.errors is None else self.errors.measuring()
-        with hf_internals.watched(self.layers, self.listen), measuring:
-            yield
-
-    def listen(self, layer: int, output: RouterOutput) -> RouterOutput | None:
-        """Decide the next tokens of a layer, and return what its experts are to compute."""
-        if not self.logs and not self.blocks[layer]:
-            check_router(self.family, self.layers[layer].name, output)
-        routing = routing_of(self.family, output)
-        first_token = self.num_seen[layer]
-        self.num_seen[layer] += len(routing.topk_ids)
-        log = self._decide(layer, first_token, routing)
-        self.blocks[layer].append(log)
-        outcome, computed_ids = log.outcome[:, 0], log.computed_ids[:, 0]
-        self.num_near_ties += self._count_near_ties(routing, outcome, computed_ids)
-        rows = replaced_rows(outcome)
-        if rows.size == 0:
-            return None
-        if self.errors is not None:
-            self.errors.note(layer, first_token, rows, output)
-        return reroute(self.family, self.weight_rule, output, routing, rows, computed_ids)
-
-    def _decide(self, layer: int, first_token: int, routing: Routing) -> DecisionLog:
-        log = self.cache.decide(
-            routing.topk_ids[:, None],
-            routing.gate_weights[:, None],
-            routing.selection_scores[:, None],
-            first_layer=layer,
-            is_exact=self.is_exact[first_token : self.num_seen[layer]],
-        )
-        assert log is not None
-        return log
-
-    def _count_near_ties(self, routing: Routing, outcome: np.ndarray, computed_ids: np.ndarray) -> int:
-        scores = torch.from_numpy(routing.selection_scores).to(torch.float32).numpy()
-        calls = (routing.topk_ids, routing.gate_weights, outcome, computed_ids)
-        return int(near_ties(scores, *calls, self.fallback, self.gate_threshold).sum())
-
-    def extra(self) -> dict[str, np.ndarray]:
-        """Per-token arrays beyond losses and decisions, by name."""
-        if self.errors is None:
-            return {}
-        by_layer = np.concatenate(self.squared_errors)
-        return {"relative_error2_by_layer": by_layer, "relative_error2": by_layer.mean(axis=1)}
-
-    def decisions(self) -> DecisionLog:
-        """The log of all documents."""
-        log = concatenate_tokens(self.logs)
-        return replace(log, arrivals=np.concatenate([log.arrivals, *self.cancelled]))

@@ -10,6 +10,8 @@ four weight rules. Let p be the family's own scores, S the final set of the toke
 | inherit | w_m | unchanged |
 | rescale | p_s, then all scaled so that the token's weights sum to what they did | scaled |
 
+A family that multiplies its weights by a number does so after any of these, except that `inherit` and `rescale` take it from w.
+
 A dropped call is a stand-in of score 0: `own` renormalises the rest in a family that normalises, `own_raw` and
 `inherit` leave the rest as it is, `rescale` renormalises in every family. Its id is left in place with weight 0.
 
@@ -36,11 +38,17 @@ from moecache.kernel import Outcome
 from moecache.policy import WeightRule
 
 REPLACED = (int(Outcome.SUBSTITUTED), int(Outcome.DROPPED))
+CHANGED = (*REPLACED, int(Outcome.LOW_PRECISION))
 
 
 def replaced_rows(outcome: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Tokens with a call that its own expert does not compute, from outcomes [T, K]."""
     return np.flatnonzero(np.isin(outcome, REPLACED).any(axis=1))
+
+
+def changed_rows(outcome: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Tokens whose output is not the exact one, from outcomes [T, K]: replaced calls, and calls of low precision."""
+    return np.flatnonzero(np.isin(outcome, CHANGED).any(axis=1))
 
 
 def reroute(
@@ -84,7 +92,7 @@ def reroute(
     new_ids, new_weights = output.ids.clone(), output.weights.clone()
     new_ids[rows] = final
     new_weights[rows] = weights.to(new_weights.dtype)
-    return RouterOutput(output.logits, new_weights, new_ids)
+    return RouterOutput(output.logits, new_weights, new_ids, output.correction)
 
 
 def final_weights(
@@ -119,13 +127,14 @@ def final_weights(
     if rule == WeightRule.RESCALE:
         return own * _ratio(sum_of_calls(original), sum_of_calls(own))
     if family.norm_topk_prob:
-        return own * _ratio(torch.ones_like(own[:, :1]), sum_of_calls(own))
-    return torch.where(is_kept, original, own)
+        return own * _ratio(torch.full_like(own[:, :1], float(family.scaling)), sum_of_calls(own))
+    return torch.where(is_kept, original, own * float(family.scaling))
 
 
 def _scale_of(family: Family, original: torch.Tensor, scores: torch.Tensor) -> torch.Tensor | float:
     """What the family multiplies own scores by for the original top-k."""
-    return _ratio(torch.ones_like(scores[:, :1]), sum_of_calls(scores)) if family.norm_topk_prob else 1.0
+    scaling = float(family.scaling)
+    return _ratio(torch.full_like(scores[:, :1], scaling), sum_of_calls(scores)) if family.norm_topk_prob else scaling
 
 
 def _ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:

@@ -1,22 +1,26 @@
 """How each family of mixture-of-experts models turns router logits into routing weights.
 
-A router gives every expert a score, keeps the top-k and weighs their outputs. Families differ in three things only,
-so a family is a row of a table:
+A router gives every expert a score, keeps the top-k and weighs their outputs. Families differ in few things only, so a family is a row
+of a table:
 
-- the scores: a softmax over all experts, or a sigmoid for each;
-- whether the kept scores are divided by their sum (then a stand-in changes every weight of its token) or used as
-  they are (then it changes only its own);
-- the *selection score* that picks the top-k, and so the stand-ins. It may differ from the weight's score; for the
-  softmax families it is the router logit itself.
+- the scores that weights are made of: a softmax over all experts, or a sigmoid for each;
+- whether the kept scores are divided by their sum (then a stand-in changes every weight of its token) or used as they are (then it
+  changes only its own), and the number that all weights are multiplied by afterwards;
+- the *selection score* that picks the top-k, and so the stand-ins. For the softmax families it is the router logit itself; for the
+  sigmoid families it is the sigmoid plus a learned correction, which weights never see;
+- groups: some families first choose a few groups of experts and select inside them only. The selection score of an expert in any
+  other group is -infinity: it cannot be called for this token, and so cannot stand in.
 
-A softmax over the chosen logits is a softmax over all, divided by the sum of the kept, so it needs no row of its own.
+A softmax over the chosen logits (gpt_oss, granitemoe) is a softmax over all, divided by the sum of the kept, so it needs no row of its own.
+Whether a router returns its calls sorted does not matter either: ranks are made here, by weight.
+
 A family without a row is refused by name, and a row is checked against the model's own weights before it is used:
 weights that do not follow the row are an error, never a wrong emulation. Policies are not known here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -32,11 +36,12 @@ Scoring = Literal["softmax", "sigmoid"]
 LARGEST_FLOAT16 = 65504.0
 NUM_CHECKED_TOKENS = 8
 WEIGHT_TOLERANCE = 0.02  # relative; bfloat16 keeps 8 bits of a weight
+CHOICE_TOLERANCE = 1e-4  # of selection scores; the model compares the same numbers
 
 
 @dataclass(frozen=True)
 class Family:
-    """One row: how the model types it names score, choose and weigh experts.
+    """One row: how the model types it names score, choose and weigh experts. A string is the configuration's field that holds the value.
 
     Parameters
     ----------
@@ -45,17 +50,36 @@ class Family:
     scoring : {"softmax", "sigmoid"}
         The score that routing weights are made of.
     norm_topk_prob : bool or str
-        Whether the kept scores are divided by their sum; a string is the configuration's field that says so.
+        Whether the kept scores are divided by their sum.
+    scaling : float or str
+        What all routing weights are multiplied by.
+    is_corrected : bool
+        Whether experts are selected by score plus the router's correction.
+    num_groups, kept_groups : int or str
+        Groups of experts, and how many of them a token may choose from; 1 and 1 where there are none.
+    best_of_group : int
+        How many of a group's best selection scores are summed to choose groups.
+    grouped_if : (str, value), optional
+        A field of the configuration and the value it has where groups are used.
     """
 
     model_types: tuple[str, ...]
     scoring: Scoring
     norm_topk_prob: bool | str
+    scaling: float | str = 1.0
+    is_corrected: bool = False
+    num_groups: int | str = 1
+    kept_groups: int | str = 1
+    best_of_group: int = 1
+    grouped_if: tuple[str, Any] | None = None
 
 
+_GROUPS: dict[str, Any] = {"num_groups": "n_group", "kept_groups": "topk_group"}
 FAMILIES = (
-    Family(("qwen3_next", "qwen3_moe", "olmoe"), "softmax", "norm_topk_prob"),
-    Family(("mixtral",), "softmax", True),
+    Family(("qwen3_next", "qwen3_moe", "qwen2_moe", "olmoe"), "softmax", "norm_topk_prob"),
+    Family(("mixtral", "granitemoe", "gpt_oss"), "softmax", True),
+    Family(("deepseek_v3", "glm4_moe"), "sigmoid", "norm_topk_prob", "routed_scaling_factor", True, best_of_group=2, **_GROUPS),
+    Family(("deepseek_v2",), "softmax", False, "routed_scaling_factor", grouped_if=("topk_method", "group_limited_greedy"), **_GROUPS),
 )
 
 
@@ -69,7 +93,7 @@ def understood_families() -> tuple[str, ...]:
 
 
 def family_of(model: Any) -> Family:
-    """The model's row, with `norm_topk_prob` read from its configuration.
+    """The model's row, with the numbers that its configuration holds.
 
     Raises
     ------
@@ -79,17 +103,28 @@ def family_of(model: Any) -> Family:
     name = hf_internals.model_type(model)
     for family in FAMILIES:
         if name in family.model_types:
-            return Family((name,), family.scoring, _norm_topk_prob(family, hf_internals.text_config(model)))
+            return _resolved(replace(family, model_types=(name,)), hf_internals.text_config(model))
     raise UnknownRouter(
         f"moecache does not understand the router of {name!r}; understood are {', '.join(understood_families())}. "
         f"A family is added as a row of FAMILIES in moecache/families.py"
     )
 
 
-def _norm_topk_prob(family: Family, config: Any) -> bool:
-    if isinstance(family.norm_topk_prob, str):
-        return bool(getattr(config, family.norm_topk_prob))
-    return family.norm_topk_prob
+def _resolved(family: Family, config: Any) -> Family:
+    """The row with numbers in the place of the configuration's fields."""
+
+    def value(of: Any) -> Any:
+        return getattr(config, of) if isinstance(of, str) else of
+
+    is_grouped = family.grouped_if is None or value(family.grouped_if[0]) == family.grouped_if[1]
+    return replace(
+        family,
+        norm_topk_prob=bool(value(family.norm_topk_prob)),
+        scaling=float(value(family.scaling)),
+        num_groups=int(value(family.num_groups) or 1) if is_grouped else 1,
+        kept_groups=int(value(family.kept_groups) or 1) if is_grouped else 1,
+        grouped_if=None,
+    )
 
 
 def model_shape(model: Any) -> ModelShape:
@@ -155,7 +190,7 @@ def routing_of(family: Family, output: RouterOutput) -> Routing:
     ValueError
         If a selection score is not finite in float16, the type that decisions are made on.
     """
-    scores = selection_scores(family, output.logits)
+    scores = selection_scores(family, output.logits, output.correction)
     ids = output.ids.cpu().numpy().astype(np.int16)
     gate = gate_weights(output.weights).cpu().numpy()
     column = rank_order(gate, ids)
@@ -167,14 +202,34 @@ def routing_of(family: Family, output: RouterOutput) -> Routing:
     )
 
 
-def selection_scores(family: Family, logits: torch.Tensor) -> torch.Tensor:
-    """Scores [T, E] float16 by which the family selects experts, for router logits [T, E]."""
-    if family.scoring != "softmax":
-        raise UnknownRouter(f"selection by {family.scoring} scores is not understood yet")
+def ranked_ids(output: RouterOutput) -> NDArray[np.int16]:
+    """The router's calls [T, K] in rank order."""
+    ids = output.ids.cpu().numpy().astype(np.int16)
+    return np.take_along_axis(ids, rank_order(gate_weights(output.weights).cpu().numpy(), ids), axis=1)
+
+
+def selection_scores(family: Family, logits: torch.Tensor, correction: torch.Tensor | None = None) -> torch.Tensor:
+    """Scores [T, E] float16 by which the family selects experts, for router logits [T, E]; -infinity outside the chosen groups."""
     largest = float(logits.detach().abs().max())
     if not largest <= LARGEST_FLOAT16:
         raise ValueError(f"router logits must be finite in float16 (at most {LARGEST_FLOAT16:g} in size), got {largest:g}")
-    return logits.detach().to(torch.float16) + 0.0  # -0.0 becomes 0.0, so that equal scores have equal bits
+    scores = _exact_selection_scores(family, logits.detach(), correction)
+    return scores.to(torch.float16) + 0.0  # -0.0 becomes 0.0, so that equal scores have equal bits
+
+
+def _exact_selection_scores(family: Family, logits: torch.Tensor, correction: torch.Tensor | None) -> torch.Tensor:
+    if family.is_corrected != (correction is not None):
+        raise UnknownRouter(f"the router of {family.model_types[0]} {'lacks' if family.is_corrected else 'has'} a correction of its scores")
+    scores = logits if family.scoring == "softmax" else own_scores(family, logits)
+    if correction is not None:
+        scores = scores + correction
+    if family.num_groups == 1:
+        return scores
+    by_group = (own_scores(family, logits) if family.scoring == "softmax" else scores).unflatten(1, (int(family.num_groups), -1))
+    group_scores = by_group.topk(family.best_of_group, dim=-1)[0].sum(dim=-1)
+    chosen = torch.topk(group_scores, k=int(family.kept_groups), dim=-1, sorted=False)[1]
+    is_chosen = torch.zeros_like(group_scores, dtype=torch.bool).scatter_(1, chosen, True)
+    return scores.masked_fill(~is_chosen.repeat_interleave(by_group.shape[2], dim=1), float("-inf"))
 
 
 def gate_weights(weights: torch.Tensor) -> torch.Tensor:
@@ -207,17 +262,17 @@ def check_router(family: Family, layer_name: str, output: RouterOutput) -> None:
     Raises
     ------
     UnknownRouter
-        If the weights differ by more than 2 %, or an expert outside the top-k has a higher score than one inside.
+        If the weights differ by more than 2 %, or an expert outside the top-k has a higher selection score than one inside.
     """
     logits, weights, ids = (tensor[:NUM_CHECKED_TOKENS].detach() for tensor in (output.logits, output.weights, output.ids))
-    scores = own_scores(family, logits)
-    chosen = scores.gather(1, ids)
-    expected = chosen / sum_of_calls(chosen) if family.norm_topk_prob else chosen
-    outside = scores.scatter(1, ids, 0.0).amax(dim=1)
+    chosen = own_scores(family, logits).gather(1, ids)
+    expected = float(family.scaling) * (chosen / sum_of_calls(chosen) if family.norm_topk_prob else chosen)
+    selection = _exact_selection_scores(family, logits, output.correction).to(torch.float32)
+    outside, inside = selection.scatter(1, ids, -torch.inf).amax(dim=1), selection.gather(1, ids).amin(dim=1)
     follows = torch.allclose(weights.to(torch.float32), expected, rtol=WEIGHT_TOLERANCE, atol=1e-6)
-    if not follows or bool((outside > chosen.amin(dim=1) * (1 + WEIGHT_TOLERANCE)).any()):
+    if not follows or bool((outside > inside + CHOICE_TOLERANCE).any()):
         raise UnknownRouter(
             f"the router of {layer_name} ({family.model_types[0]}) does not weigh its top-k as {family.scoring} scores "
-            f"{'divided by their sum' if family.norm_topk_prob else 'as they are'}; its outputs cannot be replaced "
-            f"faithfully"
+            f"{'divided by their sum' if family.norm_topk_prob else 'as they are'}"
+            f"{'' if family.scaling == 1.0 else f', times {family.scaling:g}'}; its outputs cannot be replaced faithfully"
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,15 +47,18 @@ class MoeLayer:
 class RouterOutput:
     """What a router returned for T tokens, in its own order of the K calls.
 
-    `logits` [T, E], `weights` [T, K] and `ids` [T, K] int64 are the model's own tensors: read, never written to.
+    `logits` [T, E], `weights` [T, K] and `ids` [T, K] int64 are the model's own tensors: read, never written to. `correction` [E] is
+    what the router adds to its scores when it selects experts, None where it adds nothing.
     """
 
     logits: torch.Tensor
     weights: torch.Tensor
     ids: torch.Tensor
+    correction: torch.Tensor | None = None
 
 
 RouterListener = Callable[[int, RouterOutput], RouterOutput | None]
+_IS_UNHEARD: ContextVar[bool] = ContextVar("_IS_UNHEARD", default=False)
 
 
 def model_type(model: nn.Module) -> str:
@@ -99,6 +103,24 @@ def _moe_layer(name: str, decoder: nn.Module, routers: tuple[type, ...]) -> MoeL
     if len(inside) != 1 or len(experts) != 1:
         raise ValueError(f"layer {name} has {len(inside)} routers and {len(experts)} experts modules; one of each is understood")
     return MoeLayer(name, decoder, inside[0], experts[0])
+
+
+def before_first_experts(model: nn.Module) -> tuple[nn.Module, ...]:
+    """The largest modules that a token passes before the experts of the first MoE layer, and beside them in that layer."""
+    first = moe_layers(model)[0]
+    decoders = [module for module in model.modules() if isinstance(module, _recorded_classes(model, "hidden_states"))]
+    below = decoders[: next(index for index, decoder in enumerate(decoders) if decoder is first.decoder)]
+    return (*below, *_parts_without(first.decoder, first.experts))
+
+
+def _parts_without(module: nn.Module, excluded: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if child is excluded:
+            continue
+        if any(inside is excluded for inside in child.modules()):
+            yield from _parts_without(child, excluded)
+        else:
+            yield child
 
 
 def _recorded_classes(model: nn.Module, output: str) -> tuple[type, ...]:
@@ -147,6 +169,8 @@ def watched(layers: Sequence[MoeLayer], listener: RouterListener) -> Iterator[No
 
 def _router_hook(layer: int, listener: RouterListener) -> Callable[..., Any]:
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        if _IS_UNHEARD.get():
+            return None
         replaced = listener(layer, router_output(module, output))
         return None if replaced is None else (replaced.logits, replaced.weights, replaced.ids, *output[3:])
 
@@ -168,9 +192,20 @@ def overheard(layers: Sequence[MoeLayer], listener: Callable[[int, torch.Tensor]
 
 def _input_hook(layer: int, listener: Callable[[int, torch.Tensor], None]) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any) -> None:
-        listener(layer, args[0])
+        if not _IS_UNHEARD.get():
+            listener(layer, args[0])
 
     return hook
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Inside the block routers run without any listener: for looking at what a layer would do, beside what it does."""
+    token = _IS_UNHEARD.set(True)
+    try:
+        yield
+    finally:
+        _IS_UNHEARD.reset(token)
 
 
 def route(layer: MoeLayer, hidden: torch.Tensor) -> RouterOutput:
@@ -189,7 +224,7 @@ def router_output(module: nn.Module, output: Any) -> RouterOutput:
     tensors = output if isinstance(output, tuple) else (output,)
     if len(tensors) < 3 or any(getattr(tensor, "ndim", None) != 2 for tensor in tensors[:3]):
         raise ValueError(f"{type(module).__name__} must return (logits, weights, ids) as matrices, got {len(tensors)} values")
-    return RouterOutput(*tensors[:3])
+    return RouterOutput(*tensors[:3], getattr(module, "e_score_correction_bias", None))
 
 
 @contextmanager
@@ -225,6 +260,36 @@ def cache_keyword(model: nn.Module) -> str:
     raise ValueError(f"the forward of {type(model).__name__} takes no decoding cache: it cannot be stepped")
 
 
+def replace_forward(module: Any, forward: Callable[..., Any]) -> None:
+    """Let a module compute by another function; hooks on it see what that returns. `restore_forward` undoes it."""
+    vars(module).setdefault("_moecache_forward", vars(module).get("forward"))
+    module.forward = forward
+
+
+def restore_forward(module: Any) -> None:
+    """Let a module compute by its own forward again; nothing where it does already."""
+    if "_moecache_forward" in vars(module):
+        del module.forward
+        before = vars(module).pop("_moecache_forward")
+        if before is not None:
+            module.forward = before
+
+
+def argument_names(module: nn.Module) -> list[str]:
+    """Names of the arguments of a module's forward, in order."""
+    return [name for name in inspect.signature(inspect.unwrap(module.forward)).parameters if name != "self"]
+
+
+def take_experts(experts: nn.Module) -> dict[str, nn.Parameter]:
+    """Take the parameters out of an experts module; `give_experts` puts them back."""
+    return {name: experts._parameters.pop(name) for name in list(experts._parameters)}  # type: ignore[misc]
+
+
+def give_experts(experts: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+    """Undo `take_experts`."""
+    experts._parameters.update(parameters)
+
+
 def compute_experts(experts: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Weighted sum of experts for tokens [n, H] with ids and weights [n, K], past any hook on the module."""
     return experts.forward(hidden, ids, weights)
@@ -238,6 +303,13 @@ def decoding_cache(output: Any) -> Any:
 def final_hidden_states(model: Any, input_ids: torch.Tensor, **keywords: Any) -> Any:
     """Output of the model without its vocabulary head; `last_hidden_state` is [1, T, H] after the last norm."""
     return model.base_model(input_ids=input_ids, **keywords)
+
+
+def vocabulary_logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits over the vocabulary [n, V] of hidden states [n, H] after the last norm, scaled as the family scales them."""
+    scaling = getattr(text_config(model), "logits_scaling", None)
+    logits = vocabulary_head(model)(hidden)
+    return logits if scaling is None else logits / scaling
 
 
 def vocabulary_head(model: Any) -> nn.Module:

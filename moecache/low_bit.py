@@ -10,9 +10,9 @@ A matrix [outputs, inputs] is cut into *groups* along its inputs; a group has on
 | 4, 3, 2 | min(64, inputs) neighbours of a row; the last may be shorter | one a group | b + 0.5 |
 
 `scale` and `zero` are bfloat16 numbers, whatever the model's type: 16 bits each in a file, and the operands of torch's packed 4-bit product
-(rows of q - 8, group 64) and packed 8-bit product (q - 128). q is rounded half to even, after scale and zero were rounded. A
-group's range is [low, high] = its extremes, shrunk about their middle by the factor among 1, 0.95 .. 0.4 with the smallest squared error (the
-larger factor among equals): few weights are clipped so that all others are rounded less. For 8 bits low = -high.
+(rows of q - 8, group 64) and packed 8-bit product (q - 128). q is rounded half to even, after scale and zero were rounded. The
+range of a group is [low, high] = its extremes, shrunk about their middle by the factor among 1, 0.95 .. 0.4 with the smallest squared
+error (the larger factor among equals): few weights are clipped so that all others are rounded less. For 8 bits low = -high.
 Arithmetic is float32; a copy is then cast to the type of the model's weights.
 
 Experts' matrices are rounded; their biases are not. Which calls are computed from a copy is not known here.

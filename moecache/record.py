@@ -4,9 +4,7 @@ One full forward a document with every expert in place. Recorded are the selecti
 the model's own top-k with its own weights: decisions made on the trace are the decisions that would be made beside
 the model. Nothing is replaced, so the model's outputs do not change. Policies and slots are not known here.
 
-On request the trace also holds what each layer could have been told to expect before it was reached. `stale_gate`
-asks the router of layer l + 1 about the hidden states that the router of layer l was given: one layer of computing
-too old, but early enough to fetch what it names. (Layer 0 has nothing before it, and expects nothing.)
+On request the trace also holds what each layer could have been told to expect before it was reached, in the forms of `foresight.py`.
 """
 
 from __future__ import annotations
@@ -19,13 +17,12 @@ import numpy as np
 import torch
 
 from moecache import hf_internals
-from moecache.cache import rank_order
-from moecache.families import Family, Routing, check_router, family_of, model_shape, routing_of
+from moecache.calibrate import predict_previous_token
+from moecache.families import Family, Routing, check_router, family_of, model_shape, ranked_ids, routing_of
+from moecache.foresight import check_prediction
 from moecache.hf_internals import MoeLayer, RouterOutput
 from moecache.score import as_documents, check_evaluation, describe_model, document_starts, with_progress
 from moecache.trace import RouterTrace
-
-PREDICTIONS = ("stale_gate",)
 
 
 def record(
@@ -43,7 +40,7 @@ def record(
         Show a bar over documents.
     source : dict, optional
         Plain JSON values to keep in the trace beside the model's name, such as the text's name and revision.
-    predict : {"stale_gate"}, optional
+    predict : {"previous_token", "stale_gate"}, optional
         Also record what each step could expect to call, for policies that prefetch.
 
     Returns
@@ -84,8 +81,7 @@ def recording(model: Any, predict: str | None = None) -> Iterator[Recorder]:
     Recorder
         Call its `trace` after the block.
     """
-    if predict is not None and predict not in PREDICTIONS:
-        raise ValueError(f"predict={predict!r} is unknown; choose one of {', '.join(PREDICTIONS)}, or None")
+    check_prediction(predict)
     recorder = Recorder(model, predict)
     with ExitStack() as hooks:
         hooks.enter_context(hf_internals.watched(recorder.layers, recorder.listen))
@@ -114,10 +110,7 @@ class Recorder:
     def foresee(self, layer: int, hidden: torch.Tensor) -> None:
         """Keep whom the next MoE layer's router would call for what this layer's router is given, best first."""
         if layer + 1 < len(self.layers):
-            output = hf_internals.route(self.layers[layer + 1], hidden)
-            ids = output.ids.cpu().numpy().astype(np.int16)
-            order = rank_order(output.weights.to(torch.float32).cpu().numpy(), ids)
-            self.foreseen[layer + 1].append(np.take_along_axis(ids, order, axis=1))
+            self.foreseen[layer + 1].append(ranked_ids(hf_internals.route(self.layers[layer + 1], hidden)))
 
     def trace(self, token_ids: Any, source: dict[str, Any] | None = None) -> RouterTrace:
         """The trace of the documents that were read, in the order in which they were.
@@ -132,7 +125,7 @@ class Recorder:
         num_heard = sum(len(block.topk_ids) for block in self.blocks[0])
         if num_heard != num_tokens:
             raise ValueError(f"the routers spoke about {num_heard} tokens, but the documents have {num_tokens}")
-        return RouterTrace.from_arrays(
+        trace = RouterTrace.from_arrays(
             selection_scores=self._stack("selection_scores"),
             topk_ids=self._stack("topk_ids"),
             gate_weights=self._stack("gate_weights"),
@@ -142,10 +135,11 @@ class Recorder:
             source=describe_model(self.model, documents) | (source or {}),
             predicted_ids=self._predictions(num_tokens),
         )
+        return predict_previous_token(trace) if self.predict == "previous_token" else trace
 
     def _predictions(self, num_tokens: int) -> np.ndarray | None:
-        """What each layer could expect [T, L, K], -1 at layer 0; None where nobody asked."""
-        if self.predict is None:
+        """What stale gates let each layer expect [T, L, K], -1 at layer 0; None where nobody asked."""
+        if self.predict != "stale_gate":
             return None
         nothing = np.full((num_tokens, model_shape(self.model).top_k), -1, np.int16)
         return np.stack([np.concatenate(blocks) if blocks else nothing for blocks in self.foreseen], axis=1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,33 @@ def with_progress(documents: list[Any], progress: bool, label: str) -> Iterable[
     return tqdm(documents, desc=label, unit="document", disable=not progress)
 
 
+@dataclass(frozen=True)
+class DocumentScores:
+    """What a model says about one document of T tokens; entry t is about token t given those before it, NaN at the first.
+
+    `loss_nats` [T] float64; where asked for `logits` [T, V] float32, and against the exact model `kl_nats` [T] float64 =
+    KL(exact || this model) and `same_top_token` [T] float64, 1 where both hold the same token for the likeliest, else 0.
+    """
+
+    loss_nats: NDArray[np.float64]
+    logits: NDArray[np.float32] | None = None
+    kl_nats: NDArray[np.float64] | None = None
+    same_top_token: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class ExactDocument:
+    """The unchanged model's answer to one document: token losses, and what its logits can be had from again, in small memory."""
+
+    loss_nats: NDArray[np.float64]
+    hidden: torch.Tensor | None
+    stepped_logits: tuple[torch.Tensor, ...]
+
+    def logits(self, model: Any) -> Iterator[torch.Tensor]:
+        """Blocks [n, V], cut as the model's own."""
+        return iter(self.stepped_logits) if self.hidden is None else _head_in_blocks(model, self.hidden)
+
+
 @torch.no_grad()
 def document_losses(
     model: Any, document: NDArray[np.int32], keep_logits: bool = False, stepped: bool = False
@@ -146,25 +174,75 @@ def document_losses(
 
     One full forward, or with `stepped` one forward a token with the model's decoding cache, as in generation.
     """
+    scores = score_document(model, document, keep_logits, stepped)
+    return scores.loss_nats, scores.logits
+
+
+@torch.no_grad()
+def exact_document(model: Any, document: NDArray[np.int32], stepped: bool = False) -> ExactDocument:
+    """The model's answer to one document, kept to compare others with; nothing may be replacing its routing meanwhile."""
     ids = torch.from_numpy(document).to(model.device, torch.int64)
-    losses, kept, start = [], [], 0
-    for logits in _stepped_logits(model, ids) if stepped else _full_logits(model, ids):
+    hidden = None if stepped else _hidden(model, ids)
+    steps = tuple(_stepped_logits(model, ids)) if hidden is None else ()
+    blocks = iter(steps) if hidden is None else _head_in_blocks(model, hidden)
+    return ExactDocument(_losses_of_blocks(blocks, ids), hidden, steps)
+
+
+@torch.no_grad()
+def score_document(
+    model: Any, document: NDArray[np.int32], keep_logits: bool = False, stepped: bool = False, exact: ExactDocument | None = None
+) -> DocumentScores:
+    """Everything that is asked for about one document, block by block of its logits; with `exact` also the distance from that."""
+    ids = torch.from_numpy(document).to(model.device, torch.int64)
+    others = None if exact is None else exact.logits(model)
+    losses, kept, divergence, agreement, start = [], [], [], [], 0
+    for logits in _stepped_logits(model, ids) if stepped else _head_in_blocks(model, _hidden(model, ids)):
         stop = start + len(logits)
         losses.append(losses_of(logits, ids[start + 1 : stop + 1]))
         if keep_logits:
             kept.append(logits.to(torch.float32).cpu().numpy())
+        if others is not None:
+            true = next(others)
+            divergence.append(divergence_nats(true, logits))
+            agreement.append((true.argmax(-1) == logits.argmax(-1)).cpu().numpy().astype(np.float64))
         start = stop
-    losses = np.concatenate([[np.nan], *losses])
-    return losses, np.concatenate(kept) if keep_logits else None
+    return DocumentScores(
+        _from_second_token(losses),
+        np.concatenate(kept) if keep_logits else None,
+        _from_second_token(divergence)[: len(document)] if exact is not None else None,
+        _from_second_token(agreement)[: len(document)] if exact is not None else None,
+    )
 
 
-def _full_logits(model: Any, ids: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Logits [n, V] of successive blocks of tokens, from one forward."""
-    hidden = hf_internals.final_hidden_states(model, ids[None], use_cache=False).last_hidden_state[0]
-    head = hf_internals.vocabulary_head(model)
+def divergence_nats(exact_logits: torch.Tensor, logits: torch.Tensor) -> NDArray[np.float64]:
+    """KL(exact || other) [n] in nats, from logits [n, V]: what is lost by taking the other's probabilities for the exact ones."""
+    true, other = (torch.log_softmax(values.to(torch.float32), dim=-1) for values in (exact_logits, logits))
+    return (true.exp() * (true - other)).sum(-1, dtype=torch.float64).cpu().numpy()
+
+
+def _from_second_token(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """NaN, then the parts: what logits say is about the token after."""
+    return np.concatenate([[np.nan], *parts])
+
+
+def _losses_of_blocks(blocks: Iterable[torch.Tensor], ids: torch.Tensor) -> NDArray[np.float64]:
+    losses, start = [], 0
+    for logits in blocks:
+        losses.append(losses_of(logits, ids[start + 1 : start + len(logits) + 1]))
+        start += len(logits)
+    return _from_second_token(losses)
+
+
+def _hidden(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Hidden states [T, H] after the last norm, from one forward."""
+    return hf_internals.final_hidden_states(model, ids[None], use_cache=False).last_hidden_state[0]
+
+
+def _head_in_blocks(model: Any, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Logits [n, V] of successive blocks of tokens."""
     block = max(1, LOGITS_PER_BLOCK // int(hf_internals.text_config(model).vocab_size))
-    for start in range(0, len(ids), block):
-        yield head(hidden[start : start + block])
+    for start in range(0, len(hidden), block):
+        yield hf_internals.vocabulary_logits(model, hidden[start : start + block])
 
 
 def _stepped_logits(model: Any, ids: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 import torch
 from dense import moe_output
-from tiny_models import documents, olmoe, qwen3_next
+from tiny_models import FAMILIES, deepseek_v3, documents, gpt_oss, olmoe, qwen3_next
 
 import moecache as mc
 from moecache import hf_internals
 from moecache.cache import ExpertCache
+from moecache.emulate import emulate_policies
 from moecache.experts import final_weights, reroute
-from moecache.families import Family, UnknownRouter, routing_of
+from moecache.families import Family, UnknownRouter, family_of, model_shape, routing_of
 from moecache.hf_internals import RouterOutput
 from moecache.kernel import Fallback
+from moecache.low_bit import low_bit_copies
 from moecache.ties import near_ties
 
 P = np.array([0.4, 0.3, 0.2, 0.1])  # own scores of four experts; the router calls 0 and 1
@@ -188,7 +190,8 @@ def test_measuring_layer_errors_changes_nothing():
     plain, measured = (mc.emulate(model, documents(), mc.SPEED_FIRST, 6, layer_error=flag) for flag in (False, True))
     assert np.array_equal(plain.loss_nats, measured.loss_nats, equal_nan=True)
     assert plain.decisions.is_equal(measured.decisions)
-    assert plain.extra == {}
+    assert set(plain.extra) == {"squared_mass", "squared_mass_by_layer"}
+    assert np.array_equal(plain.extra["squared_mass"], measured.extra["squared_mass"])
 
 
 def test_interrupted_emulation_leaves_the_model_as_it_was(monkeypatch):
@@ -250,6 +253,171 @@ def test_models_that_cannot_be_emulated_are_refused():
     model.eval().config.model_type = "unheard_of"
     with pytest.raises(UnknownRouter, match="'unheard_of'"):
         mc.emulate(model, documents(), mc.GATE_015, 4)
+
+
+LOW = mc.FIRST_CHOICE.replace(fallback="low_precision", label="low precision")
+
+
+def experts_outputs(model, **keywords):
+    """A run, and for each MoE layer what its experts were given and returned."""
+    seen = [[] for _ in hf_internals.moe_layers(model)]
+    hooks = [
+        layer.experts.register_forward_hook(lambda module, args, output, kept=seen[index]: kept.append((args, output)))
+        for index, layer in enumerate(hf_internals.moe_layers(model))
+    ]
+    run = mc.emulate(model, documents(lengths=(24,))[0], **keywords)
+    for hook in hooks:
+        hook.remove()
+    return run, [kept[0] for kept in seen]
+
+
+@pytest.mark.parametrize("build", [qwen3_next, olmoe, gpt_oss, deepseek_v3])
+@pytest.mark.parametrize("bits", [8, 2])
+def test_low_precision_calls_are_computed_from_the_copy_and_no_others(build, bits):
+    model = build()
+    run, seen = experts_outputs(model, policy=LOW, num_slots=6, low_bits=bits, layer_error=True)
+    copies = low_bit_copies(model, bits)
+    for index, layer in enumerate(hf_internals.moe_layers(model)):
+        (hidden, _, _), output = seen[index]
+        with torch.no_grad():
+            router = hf_internals.route(layer, hidden)
+        column = routing_of(family_of(model), router).column
+        is_low = np.zeros(column.shape, bool)
+        np.put_along_axis(is_low, column, run.decisions.outcome[:, index] == mc.Outcome.LOW_PRECISION, axis=1)
+        low, full = np.where(is_low, router.weights.numpy(), 0), np.where(is_low, 0, router.weights.numpy())
+        assert is_low.any()
+        expected = moe_output(copies.layers[index], hidden, router.ids.numpy(), low) + moe_output(
+            layer.experts, hidden, router.ids.numpy(), full
+        )
+        np.testing.assert_allclose(output.numpy(), expected.numpy(), atol=2e-5)
+        has_low = is_low.any(axis=1)
+        assert ((run.extra["relative_error2_by_layer"][:, index] > 0) == has_low).all()
+        mass = np.where(run.decisions.outcome[:, index] == mc.Outcome.LOW_PRECISION, routing_of(family_of(model), router).gate_weights, 0)
+        np.testing.assert_allclose(run.extra["low_precision_mass_by_layer"][:, index], mass.sum(1), atol=1e-6)
+    assert run.summary()["substituted_mass"] == 0
+    assert run.provenance["low_bits"] == bits
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_eight_bits_are_nearly_exact_and_two_are_not():
+    model, text = qwen3_next(), documents()[0]
+    runs = [mc.emulate(model, text, LOW, 6, low_bits=bits, compare_with_exact=True, layer_error=True) for bits in (8, 4, 3, 2)]
+    divergence = [np.nanmean(run.extra["kl_nats"]) for run in runs]
+    errors = [run.extra["relative_error2"].mean() for run in runs]
+    assert 0 < divergence[0] < 1e-3 < divergence[3]
+    assert errors == sorted(errors)
+    made = low_bit_copies(model, 2)
+    again = mc.emulate(model, text, LOW, 6, low_bits=made)
+    assert np.array_equal(again.loss_nats, runs[3].loss_nats, equal_nan=True)
+
+
+def test_low_precision_in_bfloat16_and_copies_of_another_model():
+    run = mc.emulate(olmoe().to(torch.bfloat16), documents(), LOW, 4, low_bits=4)
+    assert np.isfinite(run.loss_nats[1:40]).all()
+    with pytest.raises(ValueError, match="copies are of 3 MoE layers, but this model has 4"):
+        mc.emulate(qwen3_next(), documents(), LOW, 6, low_bits=low_bit_copies(olmoe(), 4))
+
+
+def test_the_processor_computes_calls_as_they_are():
+    model = qwen3_next()
+    run = mc.emulate(model, documents(), mc.SUBSTITUTE_EVERY_MISS.replace(fallback="cpu"), 6, keep_logits=True, layer_error=True)
+    exact = mc.emulate(model, documents(), mc.FETCH_EVERY_MISS, 6, keep_logits=True)
+    assert run.summary()["cpu"] > 100
+    assert np.array_equal(run.extra["logits"], exact.extra["logits"])
+    assert (run.extra["relative_error2"] == 0).all()
+
+
+def test_distance_from_the_exact_model_by_hand():
+    model, texts = qwen3_next(), documents()
+    run = mc.emulate(model, texts, mc.FIRST_CHOICE, 6, compare_with_exact=True, keep_logits=True)
+    exact = mc.emulate(model, texts, mc.FETCH_EVERY_MISS, 6, keep_logits=True)
+    true, other = (torch.log_softmax(torch.from_numpy(r.extra["logits"]).double(), -1) for r in (exact, run))
+    expected = (true.exp() * (true - other)).sum(-1).numpy()
+    is_same = (true.argmax(-1) == other.argmax(-1)).numpy()
+    later = np.flatnonzero(~run.document_start)
+    np.testing.assert_allclose(run.extra["kl_nats"][later], expected[later - 1], atol=1e-5)
+    assert np.array_equal(run.extra["same_top_token"][later], is_same[later - 1])
+    assert np.isnan(run.extra["kl_nats"][run.document_start]).all()
+    assert np.array_equal(run.extra["exact_loss_nats"], exact.loss_nats, equal_nan=True)
+    assert 0 < np.nanmean(run.extra["same_top_token"]) < 1
+    assert {"kl_nats", "same_top_token", "exact_loss_nats", "squared_mass"} <= set(run.frame().columns)
+    null = mc.emulate(model, texts, mc.FETCH_EVERY_MISS, 6, compare_with_exact=True)
+    assert np.nanmax(np.abs(null.extra["kl_nats"])) == 0
+    stepped = mc.emulate(model, texts[2], mc.FIRST_CHOICE, 6, compare_with_exact=True, stepped=True)
+    alone = mc.emulate(model, texts[2], mc.FIRST_CHOICE, 6, compare_with_exact=True)
+    np.testing.assert_allclose(stepped.extra["kl_nats"], alone.extra["kl_nats"], atol=1e-3)
+
+
+def test_squared_mass_is_of_the_calls_that_others_served():
+    model, text = olmoe(), documents()[0]
+    run = mc.emulate(model, text, mc.SUBSTITUTE_EVERY_MISS, 3)
+    trace = mc.record(model, text)
+    replaced = run.decisions.outcome[:, 0] == mc.Outcome.SUBSTITUTED  # the first layer is routed as without a policy
+    expected = np.where(replaced, trace.gate_weights[:, 0], 0) ** 2
+    np.testing.assert_allclose(run.extra["squared_mass_by_layer"][:, 0], expected.sum(1), rtol=1e-5)
+    np.testing.assert_allclose(run.extra["squared_mass"], run.extra["squared_mass_by_layer"].mean(1))
+
+
+SEVERAL = (mc.FETCH_EVERY_MISS, mc.QUALITY_FIRST, LOW, mc.Policy(max_prefetches=2, label="prefetch"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_several_policies_at_once_are_the_single_runs_bit_for_bit(name):
+    model, texts = FAMILIES[name](), documents(lengths=(20, 1, 9))
+    num_slots = model_shape(model).top_k + 2
+    given = {"documents": "reset", "compare_with_exact": True, "keep_logits": True, "layer_error": True}
+    runs = emulate_policies(model, texts, SEVERAL, num_slots, low_bits=3, predict="stale_gate", **given)
+    for policy, run in zip(SEVERAL, runs, strict=True):
+        own = {"low_bits": 3} if policy is LOW else {"predict": "stale_gate"} if policy.max_prefetches else {}
+        alone = mc.emulate(model, texts, policy, num_slots, **own, **(given | {"compare_with_exact": False}))
+        assert run.policy == policy
+        assert run.decisions.is_equal(alone.decisions)
+        for field in ("logits", "squared_mass_by_layer", "relative_error2_by_layer"):
+            assert np.array_equal(run.extra[field], alone.extra[field])
+    assert np.nanmax(np.abs(runs[0].extra["kl_nats"])) == 0
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_the_start_of_the_model_is_computed_once_a_document():
+    model, texts = qwen3_next(), documents(lengths=(20, 9))
+    layers, calls = hf_internals.moe_layers(model), {"mixer": 0, "router": 0, "experts": 0, "second": 0}
+
+    def count(name):
+        return lambda *_: calls.__setitem__(name, calls[name] + 1)
+
+    first, second = layers[0].decoder, layers[1].decoder
+    hooks = [
+        first.linear_attn.in_proj_ba.register_forward_hook(count("mixer")),
+        first.mlp.shared_expert.up_proj.register_forward_hook(count("router")),
+        layers[0].experts.register_forward_hook(count("experts")),
+        second.linear_attn.in_proj_ba.register_forward_hook(count("second")),
+    ]
+    emulate_policies(model, texts, SEVERAL[:2], 6, compare_with_exact=True)
+    for hook in hooks:
+        hook.remove()
+    assert calls == {"mixer": 2, "router": 2, "experts": 6, "second": 6}
+
+
+@pytest.mark.parametrize(
+    ("policy", "keywords", "message"),
+    [
+        (LOW, {}, 'sets fallback="low_precision", which the emulator carries out with low_bits=; give it 8, 4, 3 or 2 bits'),
+        (LOW, {"low_bits": 5}, "low_bits=5 is unknown; choose one of 8, 4, 3, 2"),
+        (mc.GATE_015, {"low_bits": 4}, "low_bits is given, but no policy sets fallback"),
+        (mc.GATE_015.replace(fallback="buddy"), {}, "carries out with buddies=; give it a table"),
+        (mc.GATE_015, {"buddies": np.zeros((3, 8, 1), int)}, "buddies is given, but no policy"),
+        (mc.Policy(max_prefetches=2), {}, "carries out with predict=; give it previous_token or stale_gate"),
+        (mc.GATE_015, {"predict": "stale_gate"}, "predict is given, but no policy sets max_prefetches"),
+        (mc.Policy(max_prefetches=2), {"predict": "tea_leaves"}, "predict='tea_leaves' is unknown"),
+        (mc.Policy(eviction="belady"), {}, "knows the future, which only the simulator can tell"),
+        ("quality-first", {}, "is no Policy"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_refused_by_name(policy, keywords, message):
+    with pytest.raises(ValueError, match=message):
+        mc.emulate(olmoe(), documents(), policy, 4, **keywords)
+    with pytest.raises(ValueError, match="policies is empty"):
+        emulate_policies(olmoe(), documents(), [], 4)
 
 
 def ties(scores, gates=((0.7, 0.3),), outcome=((0, 0),), computed=((0, 1),), threshold=np.inf):

@@ -12,10 +12,22 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
     Qwen3NextConfig,
@@ -103,7 +115,130 @@ def mixtral(seed: int = 0, num_layers: int = 2, num_experts: int = 8, top_k: int
     return lively(MixtralForCausalLM, config, seed)
 
 
-FAMILIES = {"qwen3_next": qwen3_next, "olmoe": olmoe, "qwen3_moe": qwen3_moe, "mixtral": mixtral}
+def qwen2_moe(seed: int = 0, num_layers: int = 2, num_experts: int = 12, top_k: int = 3, **fields: Any) -> Any:
+    """Full attention, a gated shared expert, weights not renormalised."""
+    config = Qwen2MoeConfig(
+        **ATTENTION,
+        num_hidden_layers=num_layers,
+        num_experts=num_experts,
+        num_experts_per_tok=top_k,
+        num_key_value_heads=1,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        **fields,
+    )
+    return lively(Qwen2MoeForCausalLM, config, seed)
+
+
+def granitemoe(seed: int = 0, num_layers: int = 2, num_experts: int = 8, top_k: int = 3, **fields: Any) -> Any:
+    """A softmax over the chosen; residuals and logits are scaled."""
+    config = GraniteMoeConfig(
+        **ATTENTION,
+        num_hidden_layers=num_layers,
+        num_local_experts=num_experts,
+        num_experts_per_tok=top_k,
+        num_key_value_heads=1,
+        intermediate_size=16,
+        residual_multiplier=0.7,
+        logits_scaling=1.5,
+        **fields,
+    )
+    return lively(GraniteMoeForCausalLM, config, seed)
+
+
+def gpt_oss(seed: int = 0, num_layers: int = 2, num_experts: int = 8, top_k: int = 3, **fields: Any) -> Any:
+    """A softmax over the chosen, biases everywhere, transposed and interleaved matrices, sliding windows."""
+    config = GptOssConfig(
+        **ATTENTION,
+        num_hidden_layers=num_layers,
+        num_local_experts=num_experts,
+        num_experts_per_tok=top_k,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=16,
+        sliding_window=16,
+        **fields,
+    )
+    return lively(GptOssForCausalLM, config, seed)
+
+
+def deepseek_v3(seed: int = 0, num_layers: int = 3, num_experts: int = 16, top_k: int = 3, **fields: Any) -> Any:
+    """Sigmoid scores with a correction, two of four groups, weights renormalised and scaled, unsorted; the first layer is dense."""
+    config = DeepseekV3Config(
+        **ATTENTION,
+        **_LATENT_ATTENTION,
+        num_hidden_layers=num_layers,
+        n_routed_experts=num_experts,
+        num_experts_per_tok=top_k,
+        n_group=4,
+        topk_group=2,
+        q_lora_rank=16,
+        first_k_dense_replace=1,
+        **fields,
+    )
+    return lively(DeepseekV3ForCausalLM, config, seed)
+
+
+def deepseek_v2(seed: int = 0, num_layers: int = 3, num_experts: int = 16, top_k: int = 3, **fields: Any) -> Any:
+    """Softmax scores inside two of four groups, weights scaled and not renormalised, unsorted; the first layer is dense."""
+    config = DeepseekV2Config(
+        **ATTENTION,
+        **_LATENT_ATTENTION,
+        num_hidden_layers=num_layers,
+        n_routed_experts=num_experts,
+        num_experts_per_tok=top_k,
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=2,
+        q_lora_rank=None,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.7,
+        **fields,
+    )
+    return lively(DeepseekV2ForCausalLM, config, seed)
+
+
+def glm4_moe(seed: int = 0, num_layers: int = 3, num_experts: int = 12, top_k: int = 3, **fields: Any) -> Any:
+    """Sigmoid scores with a correction, one group, weights renormalised and scaled, unsorted; the first layer is dense."""
+    config = Glm4MoeConfig(
+        **ATTENTION,
+        num_hidden_layers=num_layers,
+        n_routed_experts=num_experts,
+        num_experts_per_tok=top_k,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.4,
+        **fields,
+    )
+    return lively(Glm4MoeForCausalLM, config, seed)
+
+
+_LATENT_ATTENTION = {
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+}
+FAMILIES = {
+    "qwen3_next": qwen3_next,
+    "olmoe": olmoe,
+    "qwen3_moe": qwen3_moe,
+    "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
+    "granitemoe": granitemoe,
+    "gpt_oss": gpt_oss,
+    "deepseek_v3": deepseek_v3,
+    "deepseek_v2": deepseek_v2,
+    "glm4_moe": glm4_moe,
+}
 
 
 def lively(kind: Any, config: Any, seed: int) -> Any:
@@ -115,10 +250,15 @@ def lively(kind: Any, config: Any, seed: int) -> Any:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim >= 2:
-                gain = 1.5 if name.endswith(".gate.weight") else 1.0
+                gain = 1.5 if name.endswith((".gate.weight", ".router.weight")) else 1.0
                 weight.normal_(0.0, gain / weight.shape[-1] ** 0.5, generator=generator)
+            elif name.endswith((".bias", "sinks")):  # their library leaves them as memory was
+                weight.normal_(0.0, 0.1, generator=generator)
             elif name.endswith("A_log"):  # slow decay: a state that fades at once is divided by almost nothing
                 weight.copy_(torch.linspace(-3.0, 0.0, weight.numel()))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2, generator=generator)
     return model
 
 
