@@ -1,0 +1,197 @@
+"""Open a model bigger than its memory: a checkpoint or a loaded model, a place for its experts, and a runtime under a policy.
+
+    model = moecache.offload("path/to/checkpoint", moecache.QUALITY_FIRST, num_slots=128)
+    model.generate(**inputs)
+    model.moecache.stats()
+    model.moecache.close()
+
+Reading experts while others are computed wants threads that rest while they wait: set ``OMP_WAIT_POLICY=PASSIVE`` before torch is imported.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from moecache import hf_internals
+from moecache.blocks import Store
+from moecache.cache import ExpertCache, slots_per_layer
+from moecache.expert_sum import set_source
+from moecache.families import model_shape
+from moecache.foresight import check_prediction
+from moecache.kernel import Fallback
+from moecache.policy import Policy, check_policy
+from moecache.runtime import Runtime
+from moecache.runtime_budget import slots_within
+from moecache.runtime_steps import LowBitExperts
+from moecache.score import check_evaluation
+from moecache.store import RamStore
+from moecache.trace import ModelShape
+from moecache.transfer import NUM_READERS, Transfer
+
+GPU_RESULT = Path(__file__).with_name("gpu_result.json")
+
+
+class UnverifiedWarning(UserWarning):
+    """A part of the package that has not run on the hardware it is for."""
+
+
+def offload(
+    path_or_model: Any,
+    policy: Policy,
+    num_slots: int | Sequence[int] | None = None,
+    *,
+    memory: int | float | str | None = None,
+    device: str | torch.device = "cpu",
+    store: Store | None = None,
+    low_bits: LowBitExperts | None = None,
+    cold_start: str | npt.ArrayLike = "first",
+    seed: int = 0,
+    buddies: np.ndarray | None = None,
+    num_readers: int = NUM_READERS,
+    chunk_tokens: int = 1024,
+    predict: str = "stale_gate",
+) -> Any:
+    """A transformers model whose experts visit slots.
+
+    Parameters
+    ----------
+    path_or_model : path of a checkpoint, or a loaded model
+        A loaded model's experts are copied into main memory and taken out of it until `close`.
+    policy : Policy
+        What waits, what is substituted, who is evicted and admitted.
+    num_slots : int or sequence of int
+        Slots a layer, at least the router's top-k. Give it or `memory`.
+    memory : int or str
+        Bytes on the device for dense weights, slots and copies under way, such as ``"20 GiB"``.
+    device : where the model computes.
+    store : Store, optional
+        Where experts are read from; by default the checkpoint, or main memory for a loaded model. It stays open after `close`.
+    low_bits : LowBitExperts, optional
+        Low-bit copies of all experts, for ``fallback="low_precision"``.
+    cold_start, seed, buddies : see `ExpertCache`.
+    num_readers : threads that read.
+    chunk_tokens : of a prompt that are computed together; each expert they call is read once.
+    predict : what a policy that prefetches expects: "stale_gate" or "previous_token".
+
+    Returns
+    -------
+    transformers.PreTrainedModel
+        With a `Runtime` as ``model.moecache``.
+
+    Raises
+    ------
+    ValueError
+        A policy that cannot be carried out, a budget too small, a store of another model, or a model that is offloaded already.
+
+    Warns
+    -----
+    UnverifiedWarning : on a GPU, until the package's own check of it has been run and kept.
+    """
+    check_carried_out(check_policy(policy), low_bits)
+    check_prediction(predict)
+    if (num_slots is None) == (memory is None):
+        raise ValueError("give num_slots (slots a layer) or memory (bytes on the device), one of the two")
+    device = torch.device(device)
+    _warn_of_unverified(device)
+    with ExitStack() as undo:
+        model, place = _opened(path_or_model, store, device, undo)
+        shape = replace(model_shape(model), expert_bytes=place.layout.expert_bytes)
+        _check_store(place, shape)
+        slots: Any = num_slots
+        if memory is not None:
+            slots = slots_within(memory, _dense_bytes(model), place.layout.block_bytes, policy, shape)
+        new_cache = partial(ExpertCache, shape, policy, slots_per_layer(shape, slots), cold_start, seed, buddies)
+        on_close = undo.pop_all().close
+    model.moecache = Runtime(model, new_cache, _transfer(place, device, num_readers), low_bits, chunk_tokens, predict, on_close)
+    return model
+
+
+def check_carried_out(policy: Policy, low_bits: LowBitExperts | None) -> None:
+    """Refuse, by name, what a runtime cannot do.
+
+    Raises
+    ------
+    ValueError
+        Experts computed where they lie, a policy that knows the future or couples layers, or low precision without copies.
+    """
+    if policy.fallback == Fallback.CPU:
+        raise ValueError("the runtime cannot carry out fallback='cpu': it computes on one device; the simulator can estimate it")
+    if policy.needs_future:
+        name = policy.eviction.name.lower()  # type: ignore[union-attr]
+        raise ValueError(f"the runtime cannot carry out eviction={name!r}, which knows the future; simulate a recorded trace instead")
+    if policy.fallback == Fallback.LOW_PRECISION and low_bits is None:
+        raise ValueError("fallback='low_precision' computes misses from low-bit copies; give them as low_bits=")
+    if policy.fallback != Fallback.LOW_PRECISION and low_bits is not None:
+        raise ValueError(f"low_bits= is for fallback='low_precision'; policy {policy.label!r} would never use the copies")
+
+
+def _opened(path_or_model: Any, store: Store | None, device: torch.device, undo: ExitStack) -> tuple[Any, Store]:
+    """The model without its experts, on the device, and where its experts are."""
+    if isinstance(path_or_model, str | Path):
+        return _from_path(Path(path_or_model), store, device, undo)
+    model = path_or_model
+    if not getattr(getattr(model, "moecache", None), "is_closed", True):
+        raise ValueError("this model is offloaded already; close it first: model.moecache.close()")
+    check_evaluation(model)
+    if store is None:
+        store = RamStore.from_model(model, is_pinned=device.type == "cuda")
+        undo.callback(store.close)
+    for layer in hf_internals.moe_layers(model):
+        undo.callback(_give_back, layer.experts, hf_internals.take_experts(layer.experts))
+    return model.to(device), store
+
+
+def _give_back(experts: torch.nn.Module, parameters: dict[str, torch.nn.Parameter]) -> None:
+    set_source(experts, None)
+    hf_internals.give_experts(experts, parameters)
+
+
+def _from_path(path: Path, store: Store | None, device: torch.device, undo: ExitStack) -> tuple[Any, Store]:
+    from moecache.offload_loading import load_dense
+    from moecache.store import open_store
+
+    model = load_dense(path, device)
+    if store is None:
+        store = open_store(path)
+        undo.callback(store.close)
+    return model, store
+
+
+def _check_store(store: Store, shape: ModelShape) -> None:
+    if (store.num_layers, store.num_experts) != (shape.num_layers, shape.num_experts):
+        raise ValueError(
+            f"the store holds {store.num_layers} layers of {store.num_experts} experts, but the model has "
+            f"{shape.num_layers} of {shape.num_experts}; open the store of this model"
+        )
+
+
+def _dense_bytes(model: Any) -> int:
+    return sum(weight.numel() * weight.element_size() for weight in (*model.parameters(), *model.buffers()))
+
+
+def _transfer(store: Store, device: torch.device, num_readers: int) -> Transfer:
+    if device.type != "cuda":
+        return Transfer(store, num_readers)
+    from moecache.transfer_cuda import CudaTransfer
+
+    return CudaTransfer(store, device, num_readers)
+
+
+def _warn_of_unverified(device: torch.device) -> None:
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={str(device)!r} is not supported; choose 'cpu' or 'cuda'")
+    if device.type == "cuda" and not GPU_RESULT.exists():
+        warnings.warn(
+            "UNVERIFIED: experts have not been moved to a GPU by this version; check yours with `pytest -m gpu tests/gpu`",
+            UnverifiedWarning, stacklevel=3,
+        )  # fmt: skip
