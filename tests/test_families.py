@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import transformers
 from tiny_models import FAMILIES, documents, olmoe, qwen3_moe, qwen3_next
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import moecache as mc
 from moecache import hf_internals
 from moecache.families import (
     Family,
@@ -40,13 +42,20 @@ def router_output(logits, top_k=2, is_normalised=True):
         ("olmoe", (3, 8, 2, False)),
         ("qwen3_moe", (2, 12, 3, False)),  # the middle one of three layers is dense
         ("mixtral", (2, 8, 2, True)),
+        ("qwen2_moe", (2, 12, 3, False)),
+        ("granitemoe", (2, 8, 3, True)),
+        ("gpt_oss", (2, 8, 3, True)),
+        ("deepseek_v3", (2, 16, 3, True)),  # the first of three layers is dense
+        ("deepseek_v2", (2, 16, 3, False)),
+        ("glm4_moe", (2, 12, 3, True)),
     ],
 )
 def test_shape_counts_layers_with_experts_and_the_bytes_of_one(name, expected):
     shape = model_shape(FAMILIES[name]())
     assert (shape.num_layers, shape.num_experts, shape.top_k, shape.norm_topk_prob) == expected
-    assert shape.scoring == "softmax"
-    assert shape.expert_bytes == 3 * 32 * 16 * 4  # gate, up and down matrices in float32
+    assert shape.scoring == ("sigmoid" if name in ("deepseek_v3", "glm4_moe") else "softmax")
+    biases = 2 * 16 + 32 if name == "gpt_oss" else 0
+    assert shape.expert_bytes == (3 * 32 * 16 + biases) * 4  # gate, up and down matrices in float32
 
 
 def test_expert_bytes_follow_the_type_of_the_weights():
@@ -100,6 +109,59 @@ def test_router_that_does_not_follow_its_row_is_refused():
 
     with pytest.raises(UnknownRouter, match=r"layers\.0 \(olmoe\) does not weigh its top-k as softmax scores as they are"):
         record(model, documents())
+
+
+def tampered(model, **changes):
+    for layer in hf_internals.moe_layers(model):
+        for name, value in changes.items():
+            assert hasattr(layer.router, name)
+            setattr(layer.router, name, value)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("deepseek_v3", {"routed_scaling_factor": 1.0}, r"as sigmoid scores divided by their sum, times 2\.5"),
+        ("deepseek_v3", {"norm_topk_prob": False}, "divided by their sum"),
+        ("deepseek_v3", {"topk_group": 4}, "deepseek_v3"),  # it chooses from all groups, where the row says two
+        ("deepseek_v2", {"topk_method": "greedy"}, "deepseek_v2"),
+        ("glm4_moe", {"routed_scaling_factor": 3.0}, r"times 1\.4"),
+        ("qwen2_moe", {"norm_topk_prob": True}, "as softmax scores as they are"),
+    ],
+)
+def test_router_that_departs_from_its_configuration_is_refused(name, changes, message):
+    with pytest.raises(UnknownRouter, match=message):
+        mc.record(tampered(FAMILIES[name](), **changes), documents())
+
+
+def test_correction_that_is_missing_or_not_expected_is_refused():
+    model = FAMILIES["deepseek_v3"]()
+    with torch.no_grad():
+        output = hf_internals.route(hf_internals.moe_layers(model)[0], torch.randn(4, 32))
+    with pytest.raises(UnknownRouter, match="lacks a correction"):
+        check_router(family_of(model), "a layer", replace(output, correction=None))
+    output = replace(router_output([[3.0, 2.0, 1.0, 0.0]]), correction=torch.zeros(4))
+    with pytest.raises(UnknownRouter, match="has a correction"):
+        routing_of(SOFTMAX, output)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v2"])
+def test_experts_of_groups_that_were_not_chosen_have_the_lowest_score_and_never_stand_in(name):
+    model, texts = FAMILIES[name](), documents()
+    run = mc.emulate(model, texts, mc.SUBSTITUTE_EVERY_MISS, 6)
+    trace = mc.record(model, texts)
+    scores, ids = trace.selection_scores[:, 0], run.decisions.computed_ids[:, 0].astype(np.int64)
+    assert np.array_equal(np.isneginf(scores).sum(axis=1), np.full(len(scores), 8))  # two of four groups of four
+    assert np.isfinite(np.take_along_axis(scores, ids, axis=1)).all()
+    assert run.summary()["forced"] > 0  # where no resident lies in the chosen groups
+    assert run.summary()["substituted"] > 50
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_routers_of_bfloat16_models_follow_their_rows(name):
+    trace = mc.record(FAMILIES[name]().to(torch.bfloat16), documents(lengths=(12,)))
+    np.testing.assert_allclose(trace.gate_weights.sum(-1), 1, atol=1e-6)
 
 
 def test_router_that_leaves_out_the_best_expert_is_refused():

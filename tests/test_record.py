@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from dense import selection
 from tiny_models import FAMILIES, documents, olmoe, qwen3_next
 
 import moecache as mc
@@ -23,11 +24,19 @@ def test_trace_holds_the_routers_own_words(name):
     first = torch.from_numpy(texts[0])[None]
     with torch.no_grad():
         logits = torch.stack(model(input_ids=first, output_router_logits=True).router_logits, dim=1)
-    chosen = torch.softmax(logits, -1).topk(shape.top_k)
-    gates = chosen.values / chosen.values.sum(-1, keepdim=True)
-    assert np.array_equal(trace.selection_scores[:40], logits.to(torch.float16).numpy())
-    assert np.array_equal(trace.topk_ids[:40], chosen.indices.numpy())
-    np.testing.assert_allclose(trace.gate_weights[:40], gates.numpy(), atol=1e-6)
+    for index, layer in enumerate(hf_internals.moe_layers(model)):
+        scores, choice, *_ = selection(layer.router, logits[:, index].double(), name)
+        chosen = choice.topk(shape.top_k).indices
+        weights, order = scores.gather(1, chosen).sort(-1, descending=True)
+        assert np.array_equal(trace.topk_ids[:40, index], chosen.gather(1, order).numpy())
+        np.testing.assert_allclose(trace.gate_weights[:40, index], (weights / weights.sum(-1, keepdim=True)).numpy(), atol=1e-6)
+        recorded = trace.selection_scores[:40, index]
+        if shape.scoring == "sigmoid":
+            np.testing.assert_allclose(recorded, choice.numpy(), atol=1e-3)
+        else:
+            masked = np.where(np.isinf(recorded), -np.inf, logits[:, index].to(torch.float16).numpy())
+            assert np.array_equal(recorded, masked)
+            assert np.array_equal(np.isinf(recorded), np.isinf(choice.numpy()))
 
 
 def test_recording_leaves_the_model_as_it_was():
@@ -71,7 +80,7 @@ def test_unknown_family_and_training_mode_are_refused():
         mc.record(model.eval(), documents())
 
 
-def stale_gates(model, text):
+def stale_gates(model, text, family):
     """[T, L, K] by hand: the router's input at each MoE layer, caught on the way in, times the next router's matrix."""
     layers, inputs = hf_internals.moe_layers(model), []
     handles = [layer.router.register_forward_pre_hook(lambda module, args: inputs.append(args[0].clone())) for layer in layers]
@@ -82,8 +91,12 @@ def stale_gates(model, text):
     top_k = model_shape(model).top_k
     expected = np.full((text.size, len(layers), top_k), -1)
     for layer in range(1, len(layers)):
-        logits = inputs[layer - 1].reshape(text.size, -1).double() @ layers[layer].router.weight.double().T
-        expected[:, layer] = torch.sort(logits, descending=True, stable=True).indices[:, :top_k].detach().numpy()
+        router = layers[layer].router
+        logits = inputs[layer - 1].reshape(text.size, -1).double() @ router.weight.double().T
+        logits = logits + (router.bias.double() if hasattr(router, "bias") else 0.0)
+        scores, choice, *_ = selection(router, logits.detach(), family)
+        chosen = choice.topk(top_k).indices
+        expected[:, layer] = chosen.gather(1, scores.gather(1, chosen).argsort(-1, descending=True)).numpy()
     return expected
 
 
@@ -93,8 +106,8 @@ def test_a_stale_gate_asks_the_next_router_about_this_layers_input(name):
     trace = mc.record(model, texts, predict="stale_gate")
     assert trace.predicted_ids.dtype == np.int16
     assert (trace.predicted_ids[:, 0] == -1).all()
-    assert np.array_equal(trace.predicted_ids[:40], stale_gates(model, texts[0]))
-    assert np.array_equal(trace.predicted_ids[41:], stale_gates(model, texts[2]))
+    assert np.array_equal(trace.predicted_ids[:40], stale_gates(model, texts[0], name))
+    assert np.array_equal(trace.predicted_ids[41:], stale_gates(model, texts[2], name))
     foreseen = (trace.predicted_ids[:, 1:, :, None] == trace.topk_ids[:, 1:, None, :]).any(-1).mean()
     assert foreseen > 1.3 * trace.shape.top_k / trace.shape.num_experts  # better than chance: the residual stream changes slowly
     plain = mc.record(model, texts)
@@ -115,6 +128,13 @@ def test_predictions_survive_a_file_and_are_fetched(tmp_path):
     assert (asked[:, 2] > 0).all()  # nothing is expected of the first layer
 
 
+def test_the_previous_token_predicts_within_a_document():
+    trace = mc.record(olmoe(), documents(), predict="previous_token")
+    assert np.array_equal(trace.predicted_ids[1:40], trace.topk_ids[:39])
+    assert (trace.predicted_ids[[0, 40, 41]] == -1).all()
+    assert np.array_equal(trace.predicted_ids[42:], trace.topk_ids[41:-1])
+
+
 def test_an_unknown_prediction_is_refused():
-    with pytest.raises(ValueError, match="predict='crystal_ball' is unknown; choose one of stale_gate, or None"):
+    with pytest.raises(ValueError, match="predict='crystal_ball' is unknown; choose one of previous_token, stale_gate, or None"):
         mc.record(olmoe(), documents(), predict="crystal_ball")
