@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -17,6 +18,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 hypothesis.settings.register_profile("moecache", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("moecache")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernel_is_compiled_for_one_flavour():
+    """Whatever the tests hand over, the door to the kernel makes one kind of argument of it: another compilation takes half a minute."""
+    yield
+    replay = getattr(sys.modules.get("moecache.kernel.step"), "replay", None)
+    assert len(getattr(replay, "signatures", [])) <= 1
 
 
 @pytest.fixture(scope="session")

@@ -82,6 +82,19 @@ def test_compiled_kernel_counts_no_references(tmp_path):
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, check=True)
 
 
+@pytest.mark.skipif(not hasattr(replay, "stats"), reason="nothing is compiled in this process")
+def test_a_new_process_compiles_nothing():
+    """The compiled kernel of this process, or of an earlier one, is found on the disk."""
+    assert_same_decisions(random_stream(5, 20, 2, 8, 2), mc.Policy(), 4)
+    code = (
+        "import moecache as mc; from moecache.kernel import replay;"
+        "trace = mc.RouterTrace.from_arrays([[[0, 1]]], [[[0.6, 0.4]]], num_experts=4); mc.simulate(trace, mc.Policy(), 2);"
+        "print(sum(replay.stats.cache_hits.values()), sum(replay.stats.cache_misses.values()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "0"]
+
+
 @pytest.mark.skipif(not hasattr(replay, "signatures"), reason="nothing is compiled in this process")
 def test_kernel_has_one_signature():
     for policy in (*mc.PRESETS, mc.Policy(gate_threshold=np.float32(0.5), eviction="decayed_count", half_life=3)):

@@ -153,17 +153,21 @@ def protecting_beats_fewer(frame: pd.DataFrame, parameters: Mapping[str, Any], d
     )
 
 
-RULES: Mapping[str, Rule] = {
-    rule.__name__: rule
-    for rule in (
-        few_calls_carry_the_loss,
-        mass_orders_the_rules,
-        mass_does_not_order_the_texts,
-        first_choices_break_the_relation,
-        signs_turn_in_small_samples,
-        protecting_beats_fewer,
-    )
-} | POLICY_RULES | COMPOSITION_RULES
+RULES: Mapping[str, Rule] = (
+    {
+        rule.__name__: rule
+        for rule in (
+            few_calls_carry_the_loss,
+            mass_orders_the_rules,
+            mass_does_not_order_the_texts,
+            first_choices_break_the_relation,
+            signs_turn_in_small_samples,
+            protecting_beats_fewer,
+        )
+    }
+    | POLICY_RULES
+    | COMPOSITION_RULES
+)
 
 
 def _too_few_rules(losses: Losses, rules: list[str], parameters: Mapping[str, Any]) -> Verdict | None:

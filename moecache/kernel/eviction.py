@@ -34,7 +34,7 @@ import numpy as np
 
 from moecache.kernel.codes import EVICTIONS, PREFETCH_KIND, PREFETCH_USEFUL, PREFETCH_WASTED
 from moecache.kernel.hashing import draw, random_number
-from moecache.kernel.jit import inline, jit
+from moecache.kernel.jit import inline, jit, place
 from moecache.kernel.state import FREE, ID_MASK, PINNED, unpin
 
 EPOCH_BITS = 512  # growth stays below 2^512, a rescale multiplies by 2^-512
@@ -178,10 +178,11 @@ def _first_free(cache):
 
 @jit
 def _draw(cache, number):
-    """The slot of one of the unpinned residents."""
-    for expert in range(cache.slot_of_expert.size):
-        slot = np.int64(cache.slot_of_expert[expert])
-        cache.is_candidate[expert] = slot >= 0 and cache.key[slot] != PINNED
+    """The slot of one of the unpinned residents, where no slot is free."""
+    for expert in range(cache.is_candidate.size):
+        cache.is_candidate[expert] = 0
+    for slot in range(cache.key.size):
+        cache.is_candidate[place(cache.expert_in_slot[slot])] = cache.key[slot] != PINNED
     return np.int64(cache.slot_of_expert[draw(cache.is_candidate, number)])
 
 

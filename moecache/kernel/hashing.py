@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from moecache.kernel.jit import jit
+from moecache.kernel.jit import inline, jit
 
 MODULUS = 2**31 - 1
+DRAW_BLOCK = 64  # ids counted at once when candidates are counted off
 
 
 def random_numbers(seed, layer, now, which):
@@ -23,16 +24,25 @@ random_number = jit(random_numbers)
 
 @jit
 def draw(is_candidate, number):
-    """One of the candidates, counted off by id from a number of `random_number`; -1 if there is none."""
-    candidates = 0
-    for which in range(is_candidate.size):
-        candidates += is_candidate[which] != 0
+    """One of those marked 1, counted off by id from a number of `random_number`; -1 if there is none."""
+    candidates = _count(is_candidate, 0, is_candidate.size)
     if candidates == 0:
         return np.int64(-1)
-    skip = number % candidates
-    for which in range(is_candidate.size):
-        if is_candidate[which] != 0:
-            if skip == 0:
-                return np.int64(which)
-            skip -= 1
+    skip, start = number % candidates, np.int64(0)
+    inside = _count(is_candidate, start, min(DRAW_BLOCK, is_candidate.size))
+    while skip >= inside:
+        skip, start = skip - inside, start + DRAW_BLOCK
+        inside = _count(is_candidate, start, min(start + DRAW_BLOCK, is_candidate.size))
+    for which in range(start, is_candidate.size):
+        skip -= np.int64(is_candidate[which])
+        if skip < 0:
+            return np.int64(which)
     return np.int64(-1)
+
+
+@inline
+def _count(is_candidate, start, stop):
+    candidates = np.int64(0)
+    for which in range(start, stop):
+        candidates += np.int64(is_candidate[which])
+    return candidates

@@ -1,4 +1,4 @@
-"""How fast the kernel decides: calls a second for every preset and eviction, and how that scales with tokens.
+"""How fast the kernel decides: calls a second for every preset and eviction, how that scales, and how soon the first result is there.
 
     python tests/bench/bench_kernel.py [--tokens 600] [--repeats 7]
 
@@ -6,13 +6,22 @@ prints one JSON line per measurement, the machine and the versions in the first.
 top-10, 128 slots: router logits x <- 0.75 x + 0.661 N(0, 1) plus a fixed popularity N(0, 0.7) an expert and layer, which gives LRU a hit
 rate near the 81 % that others report for a model of this shape. CPU seconds of the decisions with totals only, best of the repeats; what
 Belady knows of the future is worked out before. On a shared machine only the ratios within one run mean something.
+
+Scaling: one, four and sixteen times the tokens, and the layers; `ratio` is the time of a call over that of the smallest, so 1 is
+linear growth, and less is what a replay costs once, spread over more calls. First result: CPU seconds of a new process whose kernel is
+in numba's cache, for `import moecache` and from there on. That memory stays flat while a trace is replayed from disk is shown by
+`tests/test_trace_mapped.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +32,16 @@ from moecache.metrics import summarise
 from moecache.provenance import provenance
 
 NUM_LAYERS, NUM_EXPERTS, TOP_K, NUM_SLOTS = 48, 512, 10, 128
+SIZES = (1, 4, 16)
+FIRST_RESULT = """
+import time
+start = time.process_time()
+import moecache as mc
+imported = time.process_time()
+trace = mc.RouterTrace.from_arrays([[[0, 1]], [[1, 2]]], [[[0.6, 0.4]], [[0.7, 0.3]]], num_experts=4)
+hits = mc.simulate(trace, mc.FETCH_EVERY_MISS, num_slots=2).summary()["hits"]
+print(imported - start, time.process_time() - imported, hits)
+"""
 
 
 def synthetic_trace(num_tokens: int, seed: int = 0) -> mc.RouterTrace:
@@ -101,6 +120,36 @@ def one_step_seconds(repeats: int) -> float:
     return best
 
 
+def scaled(trace: mc.RouterTrace) -> Iterator[tuple[str, int, mc.RouterTrace]]:
+    """(what grows, how many times, the trace): first tokens of all layers, then all tokens of the first layers."""
+    for times in SIZES:
+        yield "tokens", times, trace.tokens(0, trace.num_tokens * times // SIZES[-1])
+    part = trace.tokens(0, trace.num_tokens // SIZES[1])
+    for times in SIZES:
+        layers = slice(0, NUM_LAYERS * times // SIZES[-1])
+        arrays = {name: getattr(part, name)[:, layers] for name in ("topk_ids", "gate_weights", "selection_scores")}
+        yield "layers", times, replace(part, **arrays, shape=replace(part.shape, num_layers=layers.stop))
+
+
+def say_scaling(tokens: int, repeats: int) -> None:
+    """Time of a call at each size over that at the smallest."""
+    base: dict[tuple[str, str], float] = {}
+    for grows, times, trace in scaled(synthetic_trace(tokens)):
+        replay = Replay(trace)
+        for policy in (mc.FETCH_EVERY_MISS, mc.QUALITY_FIRST):
+            seconds, totals = best_seconds(replay, policy, repeats)
+            a_call = seconds / totals["calls"]
+            ratio = a_call / base.setdefault((grows, policy.label), a_call)
+            say(scaling=grows, times=times, policy=policy.label, calls_per_second=round(1 / a_call), ratio=round(ratio, 3))
+
+
+def first_result_seconds() -> tuple[float, float]:
+    """CPU seconds of importing, and from there to the first result, in a new process."""
+    done = subprocess.run([sys.executable, "-c", FIRST_RESULT], capture_output=True, text=True, check=True)
+    imported, first, _ = map(float, done.stdout.split())
+    return imported, first
+
+
 def say(**values: Any) -> None:
     """One JSON line."""
     print(json.dumps(values), flush=True)
@@ -123,12 +172,10 @@ def main() -> None:
             policy=name, tokens=asked.tokens, calls_per_second=round(rate), ratio_to_lru=round(rate / base, 3),
             hit_rate=round(totals["hit_rate"], 4), substitution_rate=round(totals["substitution_rate"], 4),
         )  # fmt: skip
-    for part in (trace.tokens(0, asked.tokens // 4), trace):
-        replay = Replay(part)
-        for policy in (mc.FETCH_EVERY_MISS, mc.QUALITY_FIRST):
-            seconds, totals = best_seconds(replay, policy, asked.repeats)
-            say(scaling=policy.label, tokens=part.num_tokens, calls_per_second=round(totals["calls"] / seconds))
+    say_scaling(4 * asked.tokens, max(2, asked.repeats // 2))
     say(one_step_microseconds=round(one_step_seconds(asked.repeats) * 1e6, 1))
+    imported, first = min(first_result_seconds() for _ in range(3))
+    say(import_seconds=round(imported, 3), first_result_seconds=round(first, 3))
 
 
 if __name__ == "__main__":
