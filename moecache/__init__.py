@@ -44,6 +44,7 @@ from moecache.simulate import simulate
 from moecache.sweep import sweep
 from moecache.synthetic import synthetic_trace
 from moecache.trace import DecisionLog, ModelShape, RouterTrace, TraceError
+from moecache.trace_report import TraceReport
 
 if TYPE_CHECKING:
     from moecache.emulate import emulate
@@ -93,6 +94,7 @@ __all__ = [
     "ThresholdUnit",
     "TimeEstimate",
     "TraceError",
+    "TraceReport",
     "WeightRule",
     "cache_prior",
     "cost_sensitivity",

@@ -37,6 +37,7 @@ from moecache.reference.texts import TASK_MODULES
 from moecache.score import score
 from moecache.simulate import simulate
 from moecache.trace import RouterTrace
+from moecache.trace_report import neighbour_overlap
 
 
 def card(name: str) -> dict[str, Any]:
@@ -164,15 +165,6 @@ def layers(text: Reading) -> pd.DataFrame:
             "neighbour_overlap": neighbour_overlap(text.trace),
         }
     )
-
-
-def neighbour_overlap(trace: RouterTrace) -> NDArray[np.float64]:
-    """Share of a step's experts that the same layer called for the token before, in the same document [L]."""
-    before, now = trace.topk_ids[:-1], trace.topk_ids[1:]
-    is_shared = np.zeros(now.shape, bool)
-    for rank in range(trace.shape.top_k):
-        is_shared |= now == before[:, :, rank : rank + 1]
-    return is_shared[~trace.document_start[1:]].mean(axis=(0, 2))
 
 
 def gates(text: Reading) -> pd.DataFrame:
