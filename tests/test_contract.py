@@ -259,6 +259,15 @@ def test_nobody_may_stand_in():
         assert log.evicted_ids.ravel().tolist() == [0, 1]
 
 
+def test_a_cap_counts_forced_fetches_too():
+    """Three misses for which nobody can stand in: one is inserted, the others are computed and forgotten."""
+    policy = mc.SUBSTITUTE_EVERY_MISS.replace(fallback="buddy", insertion="cap", insertion_cap=1)
+    cache = mc.ExpertCache(mc.ModelShape(1, 8, 3), policy, 4, buddies=np.full((1, 8, 1), -1))
+    log = cache.decide(np.array([[[5, 6, 7]]]), np.array([[[0.5, 0.3, 0.2]]], np.float32))
+    assert log.outcome.ravel().tolist() == [FORCED] * 3
+    assert log.evicted_ids.ravel().tolist() == [0, NOT_INSERTED, NOT_INSERTED]
+
+
 def test_the_commonest_policy_decides_as_the_others_do():
     """`Policy()` runs through code of its own. A prefetch that is never predicted sends the same policy through the general one."""
     log = decide(new_cache(mc.Policy()))

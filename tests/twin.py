@@ -130,10 +130,11 @@ class TwinLayer:
         for rank in misses:
             if outcome[rank] is not None:
                 continue
-            outcome[rank], computed[rank] = self.fall_back(rank, ids[rank], stand_ins, scores)
-            if outcome[rank] == FORCED:
+            what, computed[rank] = self.fall_back(rank, ids[rank], stand_ins, scores)
+            if what == FORCED:
                 evicted[rank] = self.fetch(ids[rank], evicted, outcome, next_use and next_use[rank])
                 stand_ins = [e for e in stand_ins if e != evicted[rank]]
+            outcome[rank] = what
         self.score_calls(ids, outcome, computed, next_use)
         self.rows.append((outcome, computed, evicted, self.add_mass(ids, weights, outcome)))
 

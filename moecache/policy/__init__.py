@@ -154,7 +154,10 @@ class Policy:
         return self.replace(admission="background", mass_threshold=0.0, admission_delay=1, **_NO_BOUNDS, label=label)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types (enums by name, infinity as a string); `Policy.from_dict` is its inverse."""
+        """Plain JSON types (enums by name, infinity as a string); `Policy.from_dict` is its inverse.
+
+        The label is in it although equal policies may differ in theirs: a stored table shows labels, so they belong to its key.
+        """
         values = asdict(self)
         for name in _ENUMS:
             values[name] = values[name].name.lower()
