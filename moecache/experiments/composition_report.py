@@ -111,7 +111,7 @@ def shown(table: pd.DataFrame, model: str) -> pd.DataFrame:
 def _intervals(rows: pd.DataFrame, name: str, scale: float) -> list[str]:
     bounds = zip(rows[name], rows[f"{name}_low"], rows[f"{name}_high"], strict=True)
     found = [(scale * middle, scale * low, scale * high) for middle, low, high in bounds]
-    return ["light side not clear of 0" if np.isnan(row[0]) else f"{row[0]:.3g} [{row[1]:.3g}, {row[2]:.3g}]" for row in found]
+    return ["–" if np.isnan(row[0]) else f"{row[0]:.3g} [{row[1]:.3g}, {row[2]:.3g}]" for row in found]
 
 
 def planned(frame: pd.DataFrame, model: str) -> pd.DataFrame:
