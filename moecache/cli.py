@@ -94,6 +94,15 @@ def pack(asked: argparse.Namespace) -> int:
     return 0
 
 
+def widen(asked: argparse.Namespace) -> int:
+    """Write a reference model with experts of real size: the same text and routes, many times the bytes."""
+    from moecache.reference.loading import model_folder
+    from moecache.widen import widen as widen_model
+
+    print(widen_model(model_folder(asked.model), asked.target, num_layers=asked.num_layers, layout=asked.layout))
+    return 0
+
+
 def plan(asked: argparse.Namespace) -> int:
     """Say what fits into a memory and how fast it would be, from a model's configuration alone."""
     from moecache.plan import plan as plan_model
@@ -169,6 +178,13 @@ def _declare_pack(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="16 = experts as they are; 8, 4 = rounded")
 
 
+def _declare_widen(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", type=Path, help="the folder to make")
+    parser.add_argument("--model", default="reference-512", help="a reference model's name")
+    parser.add_argument("--num-layers", type=int, help="only the first layers, for timing (default: all)")
+    parser.add_argument("--layout", choices=("fused", "hub"), default="fused", help="all experts of a layer in one tensor, or each apart")
+
+
 def _declare_plan(parser: argparse.ArgumentParser) -> None:
     from moecache.policy import PRESETS
 
@@ -194,6 +210,7 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], Callable[[argpar
     "book": (book, _declare_book),
     "keep": (keep, _declare_nothing),
     "trace": (trace, _declare_trace),
+    "widen": (widen, _declare_widen),
     "pack": (pack, _declare_pack),
     "plan": (plan, _declare_plan),
 }

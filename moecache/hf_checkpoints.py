@@ -8,6 +8,7 @@ its own here. Files and bytes are not known here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -131,6 +132,7 @@ def cache_bytes(model: Any, num_tokens: int) -> int:
 
     Keys and values grow with the tokens, up to the window of a layer that has one; the states of linear attention do not grow.
     """
+    logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)  # advice about kernels for what is not run
     register_experts(_SHAPES_ONLY, lambda module, hidden, ids, weights: torch.empty_like(hidden))
     with experts_implementation(model, _SHAPES_ONLY):
         output = model(input_ids=torch.zeros(1, _TRIED_TOKENS, dtype=torch.long, device="meta"), use_cache=True)

@@ -262,6 +262,9 @@ def _estimate(shape: ModelShape, policy: Policy, num_slots: int, hardware: Hardw
     layers = min(TRIED_LAYERS, shape.num_layers)
     trace = synthetic_trace(TRIED_TOKENS, layers, shape.num_experts, shape.top_k, expert_bytes=shape.expert_bytes)
     run = simulate(trace, policy, num_slots=num_slots)
+    if hardware.host_ram_bytes is not None:
+        share = max(hardware.host_ram_bytes * layers // shape.num_layers, shape.expert_bytes or 1)
+        hardware = hardware.replace(host_ram_bytes=share)
     warm = estimate_seconds(run, hardware).summary(TRIED_TOKENS // 2)["seconds_per_token"]
     in_layers = (warm - hardware.token_seconds) * shape.num_layers / layers
     return float(run.summary()["hit_rate"]), hardware.token_seconds + in_layers

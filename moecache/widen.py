@@ -75,7 +75,8 @@ def widen(
     source : folder of a qwen3_next or olmoe model, one matrix for each expert and projection.
     target : the folder to make; it appears when it is whole.
     hidden_size, expert_width : H1 and F1.
-    num_layers : write only the first of the layers (bytes and routes of those layers stay right; the text does not).
+    num_layers : write only the first of the layers: their bytes and routes stay right, the text does not. Where none of them has full
+        attention, the next layer that has follows them without its experts, because a decoding cache needs one.
     layout : "fused" = all experts of a layer in one tensor, "hub" = one matrix for each expert and projection.
     dtype : of all weights; bfloat16 holds the weights of a bfloat16 model exactly.
     shard_bytes : about how much a file holds.
@@ -95,7 +96,10 @@ def widen(
     if target.exists():
         raise ValueError(f"{target} is there already; remove it or name another folder")
     weights = {key: weight for path in shard_paths(source) for key, weight in load_file(path).items()}
-    widening = _widening(read_config(source), hidden_size, expert_width, num_layers, getattr(torch, dtype))
+    config = read_config(source)
+    if num_layers is not None:
+        weights = _first_layers(config, weights, num_layers)
+    widening = _widening(config, hidden_size, expert_width, getattr(torch, dtype))
     announced = _announced(weights, widening, layout)
     temporary = target.with_name(f"{target.name}.{os.getpid()}.part")
     temporary.mkdir(parents=True)
@@ -110,7 +114,7 @@ def widen(
     return target
 
 
-def _widening(config: Any, hidden_size: int, expert_width: int, num_layers: int | None, dtype: torch.dtype) -> _Widening:
+def _widening(config: Any, hidden_size: int, expert_width: int, dtype: torch.dtype) -> _Widening:
     if config.model_type not in ("qwen3_next", "olmoe"):
         raise ValueError(f"{config.model_type!r} cannot be widened; understood are qwen3_next and olmoe")
     ratio = hidden_size // config.hidden_size
@@ -127,18 +131,34 @@ def _widening(config: Any, hidden_size: int, expert_width: int, num_layers: int 
         wide.moe_intermediate_size = wide.shared_expert_intermediate_size = expert_width
     if expert_width < before:
         raise ValueError(f"expert_width={expert_width} must be at least {before}")
-    if num_layers is not None:
-        _keep_layers(wide, num_layers)
     shapes = {name: tuple(weight.shape) for name, weight in hf_checkpoints.skeleton(wide).state_dict().items()}
     return _Widening(isqrt(ratio), wide, shapes, dtype)
 
 
-def _keep_layers(config: Any, num_layers: int) -> None:
+def _first_layers(config: Any, weights: dict[str, torch.Tensor], num_layers: int) -> dict[str, torch.Tensor]:
+    """The weights of the first layers; the configuration is changed to match."""
     if not 1 <= num_layers <= config.num_hidden_layers:
         raise ValueError(f"num_layers={num_layers} must be in 1..{config.num_hidden_layers}")
-    config.num_hidden_layers = num_layers
+    kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
+    kept = {key: weight for key, weight in weights.items() if _layer_of(key) < num_layers}
+    config.num_hidden_layers, new_kinds = num_layers, kinds[:num_layers]
+    if "full_attention" not in new_kinds:
+        following = kinds.index("full_attention")
+        for key, weight in weights.items():
+            if _layer_of(key) == following and ".mlp." not in key:
+                kept[key.replace(f".layers.{following}.", f".layers.{num_layers}.")] = weight
+        kept |= {f"model.layers.{num_layers}.mlp.{name}_proj.weight": torch.zeros(1, 1) for name in ("gate", "up", "down")}
+        config.num_hidden_layers, config.mlp_only_layers = num_layers + 1, [num_layers]
+        new_kinds.append("full_attention")
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:num_layers]
+        config.layer_types = new_kinds
+    return kept
+
+
+def _layer_of(key: str) -> int:
+    """The layer that a weight belongs to, -1 outside the layers."""
+    found = re.search(r"\.layers\.(\d+)\.", key)
+    return int(found[1]) if found else -1
 
 
 @dataclass(frozen=True)
@@ -158,7 +178,7 @@ def _announced(weights: Mapping[str, torch.Tensor], widening: _Widening, layout:
         if match is None:
             if key in widening.shapes:
                 found[key] = _Written(widening.shapes[key], ((key, widening.shapes[key]),))
-            elif ".layers." not in key:
+            else:
                 raise ValueError(f"weight {key!r} has no place in the widened model")
         elif f"{match['layer']}.gate_up_proj" in widening.shapes:
             experts.setdefault(match["layer"], {}).setdefault(match["part"], {})[int(match["expert"])] = key

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import moecache as mc
 from moecache.checkpoint_store import CheckpointStore
+from moecache.cli import main
 from moecache.widen import widen
 
 IDS = tiny_models.documents(lengths=(40,))[0]
@@ -53,6 +54,7 @@ def test_padding_without_scales_would_be_seen(small, tmp_path, monkeypatch):
 def test_the_first_layers_alone_route_as_in_the_whole(small, tmp_path):
     model, folder = small
     wide = AutoModelForCausalLM.from_pretrained(_widen(folder, tmp_path / "wide", num_layers=2)).eval()
+    assert wide.generate(torch.from_numpy(IDS)[None, :5], max_new_tokens=3, do_sample=False, use_cache=True).shape == (1, 8)
     assert (mc.record(wide, IDS).topk_ids == mc.record(model, IDS).topk_ids[:, :2]).all()
 
 
@@ -90,3 +92,8 @@ def test_other_families_and_full_folders_are_refused(small, tmp_path):
     other = tiny_checkpoints.save(tiny_checkpoints.FAMILIES["mixtral"](), tmp_path / "mixtral")
     with pytest.raises(ValueError, match="'mixtral' cannot be widened"):
         _widen(other, tmp_path / "wide")
+
+
+def test_the_command_refuses_what_the_function_refuses(tmp_path, capsys):
+    assert main(["widen", str(tmp_path)]) == 1
+    assert "already" in capsys.readouterr().err
