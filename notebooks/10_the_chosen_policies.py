@@ -16,12 +16,14 @@
 # eviction and admission can tell. A third admission is shown beside them: every substituted expert *admitted anyway*, resident from the
 # next token on. Then all rules meet nearly the same misses.
 #
-# **Planned** before the full run (per document, at {{slots_first}} slots of {{model}}; two-sided t-tests, Holm's correction over all
-# eight): for each policy the difference to its bare rule, the eviction's part (with nothing admitted), the admission's part (under
-# LRU), and their interaction. Everything else on this page is exploratory.
+# **Planned** before the full run, for each model at its first capacity, per document ([what holds for every
+# plan](../decisions/plan_common.md); two-sided t-tests, Holm's correction over the eight of one model): for each policy the difference
+# to its bare rule, the eviction's part (with nothing admitted), the admission's part (under LRU), and their interaction. Everything
+# else on this page is exploratory, in particular other capacities and, where it is shown, the younger model.
 
 # %% tags=["parameters"]
 model_names = ["reference-512"]  # reference models: the first is read at every capacity, the others at the first one
+exploratory_model_names = []  # further models, read at the first capacity: shown, and no part of any verdict
 num_documents = 8  # held-out documents, domains interleaved
 num_tokens = 200  # tokens of each document
 num_warmup_documents = 2  # documents read first and not scored
@@ -56,20 +58,23 @@ def stored(model, name, measure, **more):
     return results.load_or_run(f"10_{name}", parameters, lambda: measure(**parameters), inputs=inputs.reference_inputs(model)).frame
 
 
-found = [stored(model, "capacities", chosen_policies.capacities_of_reference, **asked).assign(model=model) for model in model_names]
+all_names = [*model_names, *exploratory_model_names]
+found = [stored(model, "capacities", chosen_policies.capacities_of_reference, **asked).assign(model=model) for model in all_names]
 capacities = pd.concat(found, ignore_index=True)
 is_asked = (capacities["model"] == model_names[0]) | (capacities["place"] == 0)
 wanted = capacities[is_asked].drop_duplicates(["model", "num_slots"])[["model", "num_slots"]].itertuples(index=False)
+experiment = {name: "chosen_policies" if name in model_names else "exploratory_models" for name in all_names}
 frames = [
-    stored(model, "chosen_policies", chosen_policies.measure_reference, num_slots=int(slots), rule=rule)
+    stored(model, experiment[model], chosen_policies.measure_reference, num_slots=int(slots), rule=rule)
     for model, slots in wanted
     for rule in chosen_policies.RULES
 ]
 frame = pd.concat(frames, ignore_index=True)
+judged = frame[frame["model"].isin(model_names)].reset_index(drop=True)
 costs, effects = report.costs(frame), report.effects(frame)
 model, slots_first = report.settings(frame)[0]
 is_main = costs["model"] == model
-chapters.values(num_warmup=num_warmup_documents, **report.values(frame, capacities), **report.verdicts(frame, claims.verdict_on))
+chapters.values(num_warmup=num_warmup_documents, **report.values(frame, capacities), **report.verdicts(judged, claims.verdict_on))
 
 # %% [markdown]
 # ## The 2 x 2 of eviction and admission
@@ -107,12 +112,13 @@ chapters.show(
 # %% [markdown]
 # ## Test
 #
-# The unit is the document (documents of one origin are one unit): n = {{num_clusters}}. Changes in thousandths of a nat a token (10 of
+# The unit is the cluster of documents that share an origin: n = {{num_clusters}}. Changes in thousandths of a nat a token (10 of
 # them are about one per cent of perplexity); *smallest detectable* is the mean difference that this sample would have shown with a
 # power of 80 %.
 
 # %% tags=["hide-input"]
-chapters.show_table(in_mnat(report.planned_tests(frame, model, slots_first)), digits=3)
+tests = [in_mnat(report.planned_tests(judged, *at)).assign(model=at[0]) for at in report.first_settings(judged)]
+chapters.show_table(pd.concat(tests), digits=3)
 
 # %% [markdown]
 # ## What it means

@@ -68,3 +68,30 @@ def test_an_absent_policy_is_named() -> None:
         verdict = _verdict(claim, paired_frame(world, NUM_DOCUMENTS, 0, SETTING))
         assert verdict.state is State.NOT_YET_MEASURED
         assert "*quality-first*" in verdict.evidence
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "noise", "expected"),
+    [
+        (0.010, 0.002, 0.004, State.SUPPORTED),
+        (0.002, 0.010, 0.004, State.NOT_SUPPORTED),  # it helps, but not most near the change
+        (-0.010, -0.020, 0.004, State.NOT_SUPPORTED),  # nearer is better, but it does not help
+        (0.010, 0.010, 0.004, State.INCONCLUSIVE),
+        (0.010, 0.002, 0.2, State.INCONCLUSIVE),
+    ],
+)
+def test_admission_must_help_and_most_near_a_change(near: float, far: float, noise: float, expected: State) -> None:
+    gain = (240 * near + 760 * far) / 1000
+    world = {
+        "0.15 rule": SyntheticPolicy("threshold", 0.05, 0.2, 0.2, noise_nats=noise),
+        "0.15 rule, admit at 0.5": SyntheticPolicy("threshold", 0.05 - gain, 0.15, 0.15, noise_nats=noise),
+    }
+    frame = paired_frame(world, NUM_DOCUMENTS, 0, SETTING)
+    is_admitting = frame["policy"] == "0.15 rule, admit at 0.5"
+    for column, part in (("nats_0_240", near), ("nats_240_end", far)):
+        frame[column] = frame["mean_difference_nats"] + is_admitting * (gain - part)
+    # Noise is shared by the spans of a document; a little of its own keeps equal gains from being equal to the last bit.
+    frame["nats_0_240"] += 0.002 * (-1.0) ** pd.RangeIndex(len(frame)) * is_admitting
+    verdict = _verdict("f", frame)
+    assert verdict.state is expected
+    assert "n = 24 clusters" in verdict.evidence

@@ -17,6 +17,8 @@ import pandas as pd
 from moecache.claims.data import Drawing
 from moecache.claims.losses import Losses, gather_losses
 from moecache.claims.verdict import State, Verdict, side_of
+from moecache.stats import draw_counts, pair_documents, weighted_mean_draws
+from moecache.stats.paired import DIFFERENCE
 
 _HALF = "the half about seconds is not decided here"
 
@@ -54,6 +56,41 @@ def chosen_policy_loses_no_more(frame: pd.DataFrame, parameters: Mapping[str, An
     return _half([state], f"{_difference(losses, chosen, bare, low, high)} ({losses.n})")
 
 
+def admission_helps_after_a_change(frame: pd.DataFrame, parameters: Mapping[str, Any], drawing: Drawing) -> Verdict:
+    """Decide whether `admitting` loses less than `bare`, and gains more near a change of topic (column `near`) than far from it (`far`)."""
+    losses, admitting, bare = gather_losses(frame, drawing), parameters["admitting"], parameters["bare"]
+    if absent := _lacking(losses, admitting, bare):
+        return absent
+    columns = (DIFFERENCE, parameters["near"], parameters["far"])
+    paired = pair_documents(frame, drawing.unit, columns)
+    counts = draw_counts(paired.num_units, drawing.num_draws, drawing.seed)
+    pair = paired.index(admitting), paired.index(bare)
+    gains, draws = {}, {}
+    for column in columns:
+        sums = paired.sums[column][pair[1]] - paired.sums[column][pair[0]]
+        gains[column] = float(sums.sum() / paired.num_tokens.sum())
+        draws[column] = weighted_mean_draws(sums[None], paired.num_tokens, counts)[:, 0]
+    whole, near, far = (draws[column] for column in columns)
+    states = [side_of(*losses.interval(whole)), side_of(*losses.interval(near - far))]
+    state = (
+        State.NOT_SUPPORTED
+        if State.NOT_SUPPORTED in states
+        else State.SUPPORTED
+        if set(states) == {State.SUPPORTED}
+        else State.INCONCLUSIVE
+    )
+    told = [_gain(gains[column], losses.interval(draws[column])) for column in columns]
+    return Verdict(
+        state,
+        f"*{admitting}* gains {told[0]} thousandths of a nat a token over *{bare}*: {told[1]} near a change, {told[2]} "
+        f"further on ({losses.n})",
+    )
+
+
+def _gain(gain: float, interval: tuple[float, float]) -> str:
+    return f"{1000 * gain:+.1f} [{1000 * interval[0]:+.1f}, {1000 * interval[1]:+.1f}]"
+
+
 def _half(states: list[State], evidence: str) -> Verdict:
     """A conjunction of which one part is decided here: it can fail, but not hold."""
     if State.NOT_SUPPORTED in states:
@@ -80,5 +117,11 @@ def _lacking(losses: Losses, *policies: str) -> Verdict | None:
 
 
 POLICY_RULES = {
-    rule.__name__: rule for rule in (chosen_policies_cost_little, chosen_policy_beats_its_bare_rule, chosen_policy_loses_no_more)
+    rule.__name__: rule
+    for rule in (
+        admission_helps_after_a_change,
+        chosen_policies_cost_little,
+        chosen_policy_beats_its_bare_rule,
+        chosen_policy_loses_no_more,
+    )
 }

@@ -48,6 +48,14 @@ def settings(frame: pd.DataFrame) -> list[tuple[str, int]]:
     return [(str(model), int(slots)) for model, slots in found.itertuples(index=False)]
 
 
+def first_settings(frame: pd.DataFrame) -> list[tuple[str, int]]:
+    """Each model at the first of its capacities, where the planned comparisons are made."""
+    first: dict[str, int] = {}
+    for model, num_slots in settings(frame):
+        first.setdefault(model, num_slots)
+    return list(first.items())
+
+
 def planned_tests(frame: pd.DataFrame, model: str, num_slots: int) -> pd.DataFrame:
     """The planned comparisons of one setting: four parts of each rule, corrected together."""
     named = {f"{CHOSEN[rule].label}: {part}": contrasts(rule)[part] for rule in RULES for part in PARTS}
@@ -173,11 +181,11 @@ def verdicts(frame: pd.DataFrame, judge: Callable[[str, pd.DataFrame], Any], cla
     return words | {f"evidence_{claim}": f"({verdict.evidence})" if verdict.evidence else "" for claim, verdict in found.items()}
 
 
-def _mnat(row: pd.Series) -> str:
+def _mnat(row: Any) -> str:
     return f"{1000 * row['effect']:+.1f} [{1000 * row['low']:+.1f}, {1000 * row['high']:+.1f}]"
 
 
-def direction(row: pd.Series) -> str:
+def direction(row: Any) -> str:
     """Whether a contrast raises or lowers the loss, as far as its interval tells."""
     return "raises the loss" if row["low"] > 0 else "lowers the loss" if row["high"] < 0 else "is not told apart from nothing"
 
@@ -187,7 +195,7 @@ def values(frame: pd.DataFrame, capacities: pd.DataFrame) -> dict[str, Any]:
     model, first = settings(frame)[0]
     table, found = costs(frame), effects(frame)
     rows = setting(frame, model, first)
-    at = capacities[(capacities["model"] == model) & (capacities["num_slots"] == first)].set_index("eviction")
+    at: Any = capacities[(capacities["model"] == model) & (capacities["num_slots"] == first)].set_index("eviction")
     result: dict[str, Any] = {
         "model": model,
         "slots_first": first,
@@ -202,23 +210,32 @@ def values(frame: pd.DataFrame, capacities: pd.DataFrame) -> dict[str, Any]:
     for name, rule in (("quality", "0.15 rule"), ("speed", "first choice")):
         bare, chosen = (cost_of(table, model, first, label) for label in (rule, CHOSEN[rule].label))
         parts = found[(found["model"] == model) & (found["num_slots"] == first) & (found["rule"] == rule)].set_index("part")
-        both = parts.loc["both changes"]
-        result |= {
-            f"{name}_bare": bare["increase"],
-            f"{name}_chosen": chosen["increase"],
-            f"{name}_low": chosen["low"],
-            f"{name}_high": chosen["high"],
-            f"{name}_bare_moved": bare["moved"],
-            f"{name}_chosen_moved": chosen["moved"],
-            f"{name}_bare_fetches": bare["fetches"],
-            f"{name}_chosen_fetches": chosen["fetches"],
-            f"{name}_bare_mass": bare["substituted_mass"],
-            f"{name}_chosen_mass": chosen["substituted_mass"],
-            f"{name}_both": _mnat(both),
-            f"{name}_both_mnat": 1000 * both["effect"],
-            f"{name}_direction": direction(both),
-            f"{name}_eviction": f"{_mnat(parts.loc['eviction alone'])} and {direction(parts.loc['eviction alone'])}",
-            f"{name}_admission": f"{_mnat(parts.loc['admission alone'])} and {direction(parts.loc['admission alone'])}",
-            f"{name}_interaction": f"{_mnat(parts.loc['interaction'])}",
-        }
+        result |= {f"{name}_{key}": value for key, value in (_cost_values(bare, chosen) | _part_values(parts)).items()}
     return result
+
+
+def _cost_values(bare: pd.Series, chosen: pd.Series) -> dict[str, Any]:
+    """What a bare rule and its chosen policy cost and move."""
+    return {
+        "bare": bare["increase"],
+        "chosen": chosen["increase"],
+        "low": chosen["low"],
+        "high": chosen["high"],
+        "bare_moved": bare["moved"],
+        "chosen_moved": chosen["moved"],
+        "bare_mass": bare["substituted_mass"],
+        "chosen_mass": chosen["substituted_mass"],
+    }
+
+
+def _part_values(parts: Any) -> dict[str, Any]:
+    """The parts of one rule's change, in words and as a number."""
+    both, evicting, admitting = (parts.loc[part] for part in PARTS[:3])
+    return {
+        "both": _mnat(both),
+        "both_mnat": 1000 * both["effect"],
+        "direction": direction(both),
+        "eviction": f"{_mnat(evicting)} and {direction(evicting)}",
+        "admission": f"{_mnat(admitting)} and {direction(admitting)}",
+        "interaction": _mnat(parts.loc["interaction"]),
+    }

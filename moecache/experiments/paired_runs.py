@@ -26,11 +26,13 @@ from moecache.experiments.misses_that_matter import check_evictions
 from moecache.families import model_shape
 from moecache.policy import FETCH_EVERY_MISS, Policy
 from moecache.reference import held_out_documents, load_model
+from moecache.reference.texts import DOMAINS
 from moecache.run import Run
 from moecache.score import score
 from moecache.trace import ModelShape
 
 Span = tuple[int, int]
+END = 2**31  # of a span that runs to the end of its document
 _SUMS = ["hits", "fetched", "forced", "substituted", "dropped", "first_choices_substituted", "copies"]
 _DIGITS = 9  # of means, in a stored table
 
@@ -91,9 +93,11 @@ def read(model: Any, documents: Sequence[Any], num_warmup_documents: int) -> Rea
 
 
 @lru_cache(maxsize=1)
-def read_reference(model_name: str, num_documents: int, num_tokens: int, num_warmup_documents: int) -> Reading:
+def read_reference(
+    model_name: str, num_documents: int, num_tokens: int, num_warmup_documents: int, domains: tuple[str, ...] = DOMAINS
+) -> Reading:
     """A reading of a reference model's held-out documents; the last one is kept, since parts of a chapter share it."""
-    documents = held_out_documents(num_documents=num_documents, num_tokens=num_tokens, name=model_name)
+    documents = held_out_documents(num_documents=num_documents, num_tokens=num_tokens, domains=domains, name=model_name)
     return read(load_model(model_name), documents, num_warmup_documents)
 
 
@@ -169,13 +173,18 @@ def document_rows(run: Run, reading: Reading, spans: Sequence[Span] = ()) -> pd.
     position = grouped.cumcount()
     for start, stop in spans:
         part = tokens[(position >= start) & (position < stop)].groupby("document")
-        rows[f"nats_{start}_{stop}"] = part["difference"].mean()
-        rows[f"mass_{start}_{stop}"] = part["substituted_mass"].mean()
+        rows[f"nats_{span_name((start, stop))}"] = part["difference"].mean()
+        rows[f"mass_{span_name((start, stop))}"] = part["substituted_mass"].mean()
     means = [name for name in rows.columns if name.startswith(("mean_", "exact_", "substituted_mass", "nats_", "mass_"))]
     rows[means] = rows[means].round(_DIGITS)
     rows = _named(rows.reset_index(drop=True), reading.documents)
     rows = rows.assign(policy=run.policy.label, num_slots=int(run.num_slots.max()))
     return rows.iloc[reading.num_warmup_documents :].reset_index(drop=True)
+
+
+def span_name(span: Span) -> str:
+    """How columns name a span: `16_48`, and `240_end` for one without an end."""
+    return f"{span[0]}_{'end' if span[1] == END else span[1]}"
 
 
 def _named(rows: pd.DataFrame, documents: Sequence[Any]) -> pd.DataFrame:

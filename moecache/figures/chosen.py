@@ -58,8 +58,9 @@ def two_by_two(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool = 
         axes.set_title(f"{num_slots} slots", loc="left")
     for rule, line in zip(rules, grid, strict=True):
         line[0].set_ylabel(f"{rule}\nperplexity increase, %")
+    dashes: dict[str, Any] = {name: look.dash for name, look in looks.items()}
     handles = [
-        Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.dash, label=ADMISSION_WORDS[name])
+        Line2D([], [], color=look.colour, marker=look.marker, linestyle=dashes[name], label=ADMISSION_WORDS[name])
         for name, look in looks.items()
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
