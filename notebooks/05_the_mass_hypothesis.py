@@ -143,7 +143,8 @@ chapters.values(num_warmup=num_warmup_documents, **verdicts, **report.values(fra
 #
 # Verdicts on [the claims](../claims.md), over the models {{models}}: b (more mass, more loss) {{verdict_b}}; c (mass does not
 # say which texts lose) {{verdict_c}}; d (the relation breaks for first choices) {{verdict_d}}; l (conclusions turn as the
-# sample grows) {{verdict_l}}. Claim l is to be read with c: where a coefficient is near zero, a turning sign is what sampling looks like, not a finding.
+# sample grows) {{verdict_l}}. Claim l is to be read with c: where a coefficient is near zero, a turning sign is what sampling
+# looks like, not a finding.
 #
 # ## What it does not mean
 #

@@ -23,7 +23,7 @@ from moecache.kernel import KERNEL_VERSION
 from moecache.stats import unique_documents
 
 _ROOT = Path(__file__).resolve().parents[2]
-_KEYS = {"id", "title", "text", "reported", "chapters", "experiment", "rule", "rule_text", "parameters"}
+_KEYS = {"id", "title", "text", "reported", "chapters", "experiment", "plan", "rule", "rule_text", "parameters"}
 _NEEDED = {"id", "title", "text", "chapters"}
 _TOGETHER = {"experiment", "rule", "rule_text", "parameters"}
 
@@ -58,6 +58,7 @@ class Claim:
     chapters: tuple[str, ...]
     reported: str = ""
     experiment: str = ""
+    plan: str = ""
     rule: str = ""
     rule_text: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)

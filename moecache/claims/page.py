@@ -84,7 +84,8 @@ def _how(drawing: Drawing) -> str:
 
 
 def _evidence(claim: Claim, verdicts: Mapping[str, Verdict], provenances: list[dict[str, Any]]) -> str:
-    lines = [f"### {claim.id}. {claim.title}", "", f"*Rule.* {_spaced(claim.rule_in_words)}", ""]
+    planned = f" [Planned beforehand](decisions/{claim.plan}.md)." if claim.plan else ""
+    lines = [f"### {claim.id}. {claim.title}", "", f"*Rule.* {_spaced(claim.rule_in_words)}{planned}", ""]
     if not verdicts:
         return "\n".join([*lines, "*Evidence.* None stored yet.", ""])
     lines += [f"- {setting}: {_MARKS[v.state]}. {_sentence(v.evidence)}" for setting, v in verdicts.items()]

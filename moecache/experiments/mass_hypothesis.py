@@ -29,12 +29,12 @@ RESIDENCIES = ("LRU", "decayed count, half-life 128", "LRU, admission at 0.5", "
 def listed_policies(top_k: int) -> list[tuple[str, Policy]]:
     """The fixed list as (family, policy), for a router that calls `top_k` experts (at least 8)."""
     if top_k < 8:
-        raise ValueError(f"top_k={top_k}: the list asks for the first 7 ranks and the last, so for at least 8")
+        raise ValueError(f"top_k={top_k}: the list asks for the first 6 ranks and for the last, which need at least 8")
     half = top_k // 2
     return [
         *(("threshold", _threshold(weight)) for weight in (1.5, 1.2, 1.0, 0.9, 0.8)),
         *(("threshold and first choice", _threshold(weight, first_choice=True)) for weight in (1.5, 1.2)),
-        *(("first J", first_j(j, label="first choice" if j == 1 else f"first {j}")) for j in (1, 2, 3, 5, 7)),
+        *(("first J", first_j(j, label="first choice" if j == 1 else f"first {j}")) for j in (1, 2, 3, 4, 6)),
         ("last J", Policy(wait_ranks=tuple(range(top_k - half, top_k)), label=f"last {half}")),
         *(("mass budget", mass_budget(budget, label=f"mass budget {budget}")) for budget in (0.1, 0.2, 0.3)),
         *(("squared budget", mass_budget(b / top_k, is_squared=True, label=f"squared budget {b}/K")) for b in (0.1, 0.3)),

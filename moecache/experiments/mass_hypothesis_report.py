@@ -72,6 +72,19 @@ def order_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def with_varied(frame: pd.DataFrame, model: str) -> pd.DataFrame:
+    """The list and the varied residencies of one model together, as a row of coefficients."""
+    rows = frame[frame["model"] == model].drop(columns="regime")
+    found = [stats.association(rows, x, unit=UNIT) for x in (MASS, ERROR)]
+    return pd.concat(
+        [
+            row.assign(question=f"spearman of {WORDS[x]} and loss, list and varied residencies")
+            for x, row in zip((MASS, ERROR), found, strict=True)
+        ],
+        ignore_index=True,
+    )
+
+
 def families_left_out(rows: pd.DataFrame) -> pd.DataFrame:
     """Spearman's coefficient of mass and of e² with each family left out, over the list and without first choices."""
     sets = {"whole list": rows, "no first choices": without_first_choices(rows)}
@@ -145,7 +158,7 @@ def within_policies(rows: pd.DataFrame) -> pd.DataFrame:
     protecting = without_first_choices(rows)
     table: dict[str, Any] = {}
     for x in (MASS, ERROR, EXACT):
-        found = stats.correlation_across_documents(protecting, x, unit=UNIT)
+        found = stats.correlation_across_documents(protecting, x, unit=UNIT, num_draws=2000)
         table |= {"policy": found["policy"]} if not table else {}
         bounds = zip(found["spearman"], found["low"], found["high"], strict=True)
         table[{EXACT: "loss of the exact model"}.get(x, WORDS.get(x, x))] = [
@@ -158,7 +171,7 @@ def fans(rows: pd.DataFrame) -> pd.DataFrame:
     """What samples of n documents would have said: across policies, and across documents within the policies (their mean)."""
     protecting = without_first_choices(rows)
     num_documents = rows["document"].nunique()
-    sizes = [n for n in FAN_SIZES if n < num_documents] + [num_documents]
+    sizes = [*([n for n in FAN_SIZES if n < num_documents] or [num_documents - 1]), num_documents]
     across = stats.fan_across(protecting, sizes).assign(kind="across policies")
     mean = stats.fan_within(protecting, varying(protecting), sizes).assign(kind="within policies, mean")
     one = stats.fan_within(protecting, typical(protecting), sizes).assign(kind="within one policy")
@@ -269,13 +282,13 @@ def values(frame: pd.DataFrame, models: Sequence[str]) -> dict[str, Any]:
         "num_families": rows["family"].nunique(),
         "num_protecting": without_first_choices(rows)["policy"].nunique(),
         "num_documents": rows["document"].nunique(),
-        "num_clusters": rows["cluster"].nunique(),
         "num_slots": int(rows["num_slots"].iloc[0]),
         "spearman_protecting": _bounds(order[:1]),
         "spearman_all": _bounds(order[1:2]),
         "spearman_error": str(table.loc[WORDS[ERROR], "spearman, whole list"]),
         "ratio": "not judged (fewer than ten pairs)" if ratios is None else _bounds(ratios[:1]),
         "strong_form": strong_form(ratios),
+        "spearman_varied": _bounds(with_varied(frame, models[0])[:1]),
         "num_opposite": int(residencies(rows, one_model(frame, models[0], VARIED))["is_opposite"].sum()),
         "detectable_r": stats.detectable_correlation(rows["document"].nunique()),
     }

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from moecache.figures.style import FAINT, FAMILY_STYLES, INK, Look, look_up, need_columns, new_figure, stamp, styled
 
@@ -42,7 +42,7 @@ def loss_by_predictor(points: pd.DataFrame, *, kind: str = "MEASURED", is_quick:
     need_columns(points, ("model", "family", "increase", "low", "high", "first_choice_fraction", *PREDICTORS))
     looks = look_up(FAMILY_STYLES, points["family"], "family")
     models = list(dict.fromkeys(points["model"]))
-    figure = new_figure(0.9 + 2.7 * len(models))
+    figure = new_figure(1.2 + 2.8 * len(models))
     panels = figure.subplots(len(models), len(PREDICTORS), sharey="row", squeeze=False)
     for row, model in zip(panels, models, strict=True):
         drawn = pd.DataFrame(points[(points["model"] == model) & (points["increase"] > 0)])
@@ -116,7 +116,7 @@ def _draw_fan(axes: Axes, rows: pd.DataFrame, colour: str) -> None:
         )
     axes.set_xscale("log")
     axes.set_xticks(sizes, [str(n) for n in sizes])
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(-1.0, 1.05)
     axes.set_yticks(np.linspace(-1, 1, 5))
     axes.grid(True, axis="y")

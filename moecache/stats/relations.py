@@ -158,12 +158,19 @@ def correlation_across_documents(
         found.append((r, pearson))
     if not found:
         raise ValueError(f"{x} or {y} is constant across documents for every policy: nothing to correlate")
-    low, high = map(float, percentile_interval(np.nanmean(drawn, axis=0), confidence))
+    low, high = map(float, percentile_interval(_mean_of_defined(np.array(drawn)), confidence))
     r, pearson = map(float, np.mean(found, axis=0))
     note = f"{len(found)} policies"
     rows.append(("mean of the policies", r, low, high, pearson, documents.num_units, note))
     columns = ["policy", "spearman", "low", "high", "pearson", "num_documents", "note"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def _mean_of_defined(drawn: np.ndarray) -> np.ndarray:
+    """Mean of every column, over the rows that are defined in it; NaN where none is."""
+    is_defined = ~np.isnan(drawn)
+    number = is_defined.sum(axis=0)
+    return np.where(number > 0, np.where(is_defined, drawn, 0.0).sum(axis=0) / np.maximum(number, 1), np.nan)
 
 
 def _across_documents(x: np.ndarray, y: np.ndarray, counts: np.ndarray) -> tuple[float, float, np.ndarray]:
