@@ -1,7 +1,7 @@
 """An edit to any kernel file reaches the compiled kernel: numba's own disk cache would keep the old policy.
 
 A copy of the kernel is compiled in a process of its own, its eviction rule is changed, and a new process must decide differently. Each
-run compiles for some ten seconds, so these tests belong to the long ones; `drop_stale_cache` itself is tested in test_cache.py.
+run compiles for half a minute, so these tests belong to the long ones; `drop_stale_cache` itself is tested in test_cache.py.
 """
 
 import os
@@ -15,7 +15,7 @@ import pytest
 import moecache
 
 PACKAGE = Path(moecache.__file__).parent
-RECENT = "if eviction == LRU:\n        cache.eviction_score[expert] = np.float64(now + 1)"
+RECENT = "if eviction == LRU:\n        score = np.float64(now + 1)"
 LEAST_RECENT = RECENT.replace("now + 1", "1e6 - now")
 DECIDE = """
 import sys
