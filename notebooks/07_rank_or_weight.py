@@ -18,15 +18,15 @@
 # %% tags=["parameters"]
 model_names = ["reference-512"]  # reference models that read the texts
 num_documents = 6  # held-out documents, domains interleaved
-num_tokens = 100  # tokens of each document
+num_tokens = 120  # tokens of each document
 num_warmup_documents = 2  # documents read just before the scored ones, which only set the slots
 documents_per_block = 25  # documents measured and stored together
 resident_fraction = 0.25  # share of a layer's experts that has slots
 site_fraction = 0.125  # share of the tokens at which an error is injected, at all layers
 num_documents_secondary = 6  # held-out documents of the two secondary designs, warm-up included
 most_sites = 40  # substituted calls of each kind in one document and layer at most, in the secondary designs
-spacing = 32  # tokens from one single call to the next
-num_passes = 2  # passes of single calls over the documents
+spacing = 16  # tokens from one single call to the next
+num_passes = 8  # passes of single calls over the documents
 seed = 0  # of every draw of sites
 
 # %%

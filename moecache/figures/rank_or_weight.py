@@ -5,6 +5,8 @@ This module does not know how losses and intervals were computed.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -24,6 +26,7 @@ LOOKS = (
     Look("#CC79A7", "P", "-"),
 )
 LINEAR_BELOW_MNAT = 1.0
+BELOW: Any = {"fontsize": 8, "loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "handletextpad": 0.3}
 TICKS = (-10, -1, 0, 1, 10, 100, 1000)
 
 
@@ -49,7 +52,7 @@ def crossed_cells(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool
     """
     need_columns(table, ("model", "rank", "multiple", "loss", "low", "high", "relative_error2"))
     models = list(dict.fromkeys(table["model"]))
-    figure = new_figure(0.7 + 2.9 * len(models))
+    figure = new_figure(0.9 + 2.9 * len(models))
     panels = figure.subplots(len(models), 2, sharey=True, squeeze=False)
     for (left, right), model in zip(panels, models, strict=True):
         rows = table[table["model"] == model]
@@ -65,7 +68,7 @@ def crossed_cells(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool
         left.xaxis.set_minor_formatter(NullFormatter())
         right.set(xlabel="Mean (e/h)² of the sites", xscale="log")
         left.set_title(model, loc="left")
-        left.legend(loc="upper left", fontsize=8)
+        left.legend(**BELOW, ncols=3)
     stamp(panels[0, 1], kind, is_quick)
     return figure
 
@@ -114,7 +117,7 @@ def kinds_of_calls(bands: pd.DataFrame, missed: pd.DataFrame, *, kind: str = "ME
     for table in (bands, missed):
         need_columns(table, ("model", "family", "rank", "loss", "low", "high"))
     models = list(dict.fromkeys(bands["model"]))
-    figure = new_figure(0.9 + 2.5 * len(models))
+    figure = new_figure(1.0 + 2.7 * len(models))
     panels = figure.subplots(len(models), 2, squeeze=False, width_ratios=(1.6, 1.0))
     for (left, right), model in zip(panels, models, strict=True):
         _draw_groups(left, bands[bands["model"] == model], "family", "rank")
@@ -148,4 +151,4 @@ def _draw_groups(axes: Axes, rows: pd.DataFrame, outer: str, inner: str) -> None
         Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=f"rank {name}" if inner == "rank" else str(name))
         for name, look in looks.items()
     ]
-    axes.legend(handles=handles, fontsize=8, loc="upper right")
+    axes.legend(handles=handles, **BELOW, ncols=3)
