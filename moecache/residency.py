@@ -216,16 +216,20 @@ class Residency:
         if not ticket.is_done:
             self.counters.num_stalls += 1
             self.counters.num_late += ticket.is_background
-        start = perf_counter()
+        start, before = perf_counter(), self.counters.seconds_waiting
         try:
             self.transfer.wait(ticket)
         except FetchError:
-            self.holds[block] = None
+            expert, self.holds[block] = self.holds[block], None
             self._retire(block, ticket)
-            raise
+            if not ticket.is_background or expert is None:
+                raise
+            self._read_into(block, expert, "demand")  # nobody was waiting when it failed; now somebody is
+            self._finish(block)
+        else:
+            self._retire(block, ticket)
         finally:
-            self.counters.seconds_waiting += perf_counter() - start
-        self._retire(block, ticket)
+            self.counters.seconds_waiting = before + perf_counter() - start
 
     def _finish(self, block: int) -> None:
         ticket = self._tickets[block]

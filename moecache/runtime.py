@@ -220,7 +220,7 @@ class Runtime:
     @contextmanager
     def _kernels(self, arguments: runtime_call.Arguments) -> Iterator[None]:
         """Around the forward of the whole model: the vocabulary head, too, is computed for one row."""
-        with self._one_row(runtime_call.num_tokens(arguments)):
+        with torch.no_grad(), self._one_row(runtime_call.num_tokens(arguments)):
             yield
 
     def _one_row(self, num_tokens: int) -> Any:
