@@ -47,7 +47,7 @@ from moecache.trace import DecisionLog, ModelShape, RouterTrace, TraceError
 from moecache.trace_report import TraceReport
 
 if TYPE_CHECKING:
-    from moecache.emulate import emulate
+    from moecache.emulate import emulate, emulate_policies
     from moecache.intervene import inject, intervene
     from moecache.offload import offload
     from moecache.plan import plan
@@ -59,6 +59,7 @@ _NEEDS_TORCH = {
     "plan": "moecache.plan",
     "record": "moecache.record",
     "emulate": "moecache.emulate",
+    "emulate_policies": "moecache.emulate",
     "intervene": "moecache.intervene",
     "offload": "moecache.offload",
     "inject": "moecache.intervene",
@@ -99,6 +100,7 @@ __all__ = [
     "cache_prior",
     "cost_sensitivity",
     "emulate",
+    "emulate_policies",
     "estimate_seconds",
     "first_j",
     "inject",

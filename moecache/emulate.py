@@ -25,8 +25,9 @@ import torch
 
 from moecache import hf_internals
 from moecache.cache import ExpertCache
+from moecache.expert_sum import IMPLEMENTATION
 from moecache.families import model_shape
-from moecache.live import Emulation, check_use
+from moecache.live import Emulation, WaitValues, check_use
 from moecache.low_bit import LowBitCopies, low_bit_copies
 from moecache.policy import Policy, check_policy
 from moecache.provenance import provenance
@@ -42,6 +43,7 @@ from moecache.score import (
     with_progress,
 )
 from moecache.shared_start import SharedStart
+from moecache.wait_values import check_waits_by_value
 
 DOCUMENTS = ("keep", "reset")
 
@@ -63,7 +65,9 @@ def emulate(
     buddies: np.ndarray | None = None,
     low_bits: int | LowBitCopies | None = None,
     predict: str | None = None,
+    wait_values: WaitValues | None = None,
     compare_with_exact: bool = False,
+    experts: str = hf_internals.EXPERTS_IMPLEMENTATION,
 ) -> Run:
     """Run documents through a model whose layers hold only `num_slots` experts, under a policy.
 
@@ -99,15 +103,21 @@ def emulate(
         Bits of the copies that compute such calls, or copies made before by `moecache.low_bit.low_bit_copies`.
     predict : {"previous_token", "stale_gate"}, for a policy that prefetches
         What each step is expected to call, see `moecache.foresight`.
+    wait_values : array [T, L, K] or a function, for miss rule "protect"
+        What is compared with `gate_threshold` in the gate weight's place, see `moecache.wait_values`: the values of all calls in rank
+        order, or a function of (layer, routing, first token) such as `moecache.contribution.contribution_oracle()`.
     compare_with_exact : bool
         Also run the exact model, and keep how far from it each token's distribution is.
+    experts : {"grouped_mm", "moecache"}
+        Who computes experts: transformers, or the runtime's own sum (`moecache.expert_sum`), for comparing the two to the last bit.
 
     Returns
     -------
     Run
         With `decisions`, `loss_nats` and `near_ties`. `extra` holds per layer [T, L] float32, and as mean over layers [T] under the name
         without `_by_layer`: `squared_mass_by_layer` (sum of squared gate weights of substituted and dropped calls), with low precision
-        `low_precision_mass_by_layer`, and with `layer_error` `relative_error2_by_layer`. With `keep_logits`: `logits` [T, V] float32.
+        `low_precision_mass_by_layer`, and with `layer_error` `relative_error2_by_layer`.
+        Where asked for also `wait_values` [T, L, K] and `logits` [T, V] float32.
         With `compare_with_exact`, [T] float64 and NaN at a document's first token: `exact_loss_nats`, `kl_nats` = KL(exact || policy),
         `same_top_token` (1 where both hold the same token for the likeliest).
 
@@ -137,7 +147,9 @@ def emulate(
         buddies=buddies,
         low_bits=low_bits,
         predict=predict,
+        wait_values=wait_values,
         compare_with_exact=compare_with_exact,
+        experts=experts,
     )[0]
 
 
@@ -158,7 +170,9 @@ def emulate_policies(
     buddies: np.ndarray | None = None,
     low_bits: int | LowBitCopies | None = None,
     predict: str | None = None,
+    wait_values: WaitValues | None = None,
     compare_with_exact: bool = False,
+    experts: str = hf_internals.EXPERTS_IMPLEMENTATION,
 ) -> list[Run]:
     """Several policies over the same documents: the runs that `emulate` gives for each, bit for bit, in less time.
 
@@ -178,18 +192,23 @@ def emulate_policies(
     texts = as_documents(model, token_ids)
     check_evaluation(model)
     _check_documents(documents, exact_prefix_tokens)
+    if experts not in (known := (hf_internals.EXPERTS_IMPLEMENTATION, IMPLEMENTATION)):
+        raise ValueError(f"experts={experts!r} is unknown; choose one of {', '.join(known)}")
     check_use(policies, buddies, low_bits, predict)
+    is_stepped = stepped or any(policy.couples_layers for policy in policies)
+    if wait_values is not None:
+        _check_wait_values(policies, wait_values, is_stepped, document_starts(texts).size)
     shape, copies = model_shape(model), low_bit_copies(model, low_bits) if isinstance(low_bits, int) else low_bits
     caches = [ExpertCache(shape, policy, num_slots, cold_start=cold_start, seed=seed, buddies=buddies) for policy in policies]
     emulations = [
-        Emulation(model, policy, cache, has_layer_errors=layer_error, copies=copies, predict=predict)
+        Emulation(model, policy, cache, has_layer_errors=layer_error, copies=copies, predict=predict, wait_values=wait_values)
         for policy, cache in zip(policies, caches, strict=True)
     ]
-    is_stepped = stepped or any(policy.couples_layers for policy in policies)
     scores: list[list[DocumentScores]] = [[] for _ in policies]
     exact_losses = []
-    start = SharedStart(model) if len(policies) + compare_with_exact > 1 and not is_stepped else None
-    with torch.no_grad(), hf_internals.experts_implementation(model):
+    is_shared = len(policies) + compare_with_exact > 1 and not is_stepped and not callable(wait_values)  # a function may run layers itself
+    start = SharedStart(model) if is_shared else None
+    with torch.no_grad(), hf_internals.experts_implementation(model, experts):
         for position, text in enumerate(with_progress(texts, progress, _label(policies))):
             if start is not None:
                 start.begin()
@@ -256,3 +275,12 @@ def _check_documents(documents: str, exact_prefix_tokens: int) -> None:
         raise ValueError(f"documents={documents!r} is unknown; choose one of {', '.join(DOCUMENTS)}")
     if exact_prefix_tokens < 0:
         raise ValueError(f"exact_prefix_tokens={exact_prefix_tokens} must be 0 or more tokens of each document")
+
+
+def _check_wait_values(policies: Sequence[Policy], wait_values: WaitValues, is_stepped: bool, num_tokens: int) -> None:
+    for policy in policies:
+        check_waits_by_value(policy)
+    if is_stepped and hasattr(wait_values, "listening"):
+        raise ValueError("this oracle runs each layer twice, which would fill the decoding cache twice; use stepped=False")
+    if not callable(wait_values) and len(wait_values) != num_tokens:
+        raise ValueError(f"wait_values are of {len(wait_values)} tokens, but the documents have {num_tokens}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,10 @@ from moecache.low_bit_calls import LowBitCalls
 from moecache.policy import Policy, WeightRule, check_policy
 from moecache.ties import near_ties
 from moecache.trace import DecisionLog, concatenate_layers, concatenate_tokens
+from moecache.wait_values import checked_values, decide_by_values
 
-WaitValues = Callable[[int, Routing, int], NDArray[np.float32]]
+WaitFunction = Callable[[int, Routing, int], NDArray[np.float32]]
+WaitValues = NDArray[np.float32] | WaitFunction
 
 
 class Emulation:
@@ -41,7 +44,8 @@ class Emulation:
     has_layer_errors : measure the relative layer error.
     copies : LowBitCopies, for a policy whose fallback is low precision.
     predict : what prefetching expects, see `foresight.PREDICTIONS`.
-    wait_values : called with (layer, routing, first token of the run), gives the values [n, K] that the miss rule compares.
+    wait_values : what the miss rule compares in the gate weight's place: values [T, L, K] of the run's calls in rank order, or a function
+        of (layer, routing, first token of the run) that gives those of the layer's next tokens [n, K].
     """
 
     def __init__(
@@ -134,7 +138,10 @@ class Emulation:
 
     def _decide(self, layer: int, first_token: int, routing: Routing) -> DecisionLog:
         expected = None if self.foresight is None else self.foresight.expect(layer, routing.topk_ids)[:, None]
-        log = self.cache.decide(
+        decide = self.cache.decide
+        if self.wait_values is not None:
+            decide = partial(decide_by_values, self.cache, self._values(layer, first_token, routing)[:, None])
+        log = decide(
             routing.topk_ids[:, None],
             routing.gate_weights[:, None],
             routing.selection_scores[:, None],
@@ -144,6 +151,15 @@ class Emulation:
         )
         assert log is not None
         return log
+
+    def _values(self, layer: int, first_token: int, routing: Routing) -> NDArray[np.float32]:
+        """Wait values [n, K] of the layer's next tokens; kept, so that a simulator can replay them."""
+        first, size = self.num_tokens + first_token, routing.topk_ids.shape
+        given = self.wait_values
+        values = given(layer, routing, first) if callable(given) else given[first : first + size[0], layer]  # type: ignore[index]
+        values = checked_values(values, size)
+        self._keep(layer, "wait_values", values)
+        return values
 
     def _count(self, layer: int, routing: Routing, outcome: NDArray[np.uint8], computed_ids: NDArray[np.int16]) -> None:
         """Near ties, and what a log does not show: sums over each step's weights."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +23,7 @@ from moecache.provenance import provenance
 from moecache.run import Run
 from moecache.steps import check_recorded
 from moecache.trace import DecisionLog, ModelShape, RouterTrace, concatenate_tokens, token_blocks
+from moecache.wait_values import check_waits_by_value, checked_values, decide_by_values
 
 DOCUMENT_HANDLING = ("keep", "reset")
 EXPANDED_SCORES = 2**22  # of a compact trace, at a time: 8 MiB
@@ -40,6 +42,7 @@ def simulate(
     warmup_tokens: int = 0,
     seed: int = 0,
     buddies: np.ndarray | None = None,
+    wait_values: np.ndarray | None = None,
 ) -> Run:
     """Replay a policy over a trace.
 
@@ -58,6 +61,7 @@ def simulate(
     warmup_tokens : where the warm window starts, for totals apart from the cold ones.
     seed : of the random cold start.
     buddies : [L,E,H], for the buddy fallback: `moecache.calibrate.buddy_table` of a disjoint trace.
+    wait_values : [T,L,K] in rank order, compared with `gate_threshold` in the place of the gate weight (`moecache.wait_values`).
 
     Returns
     -------
@@ -77,6 +81,7 @@ def simulate(
     rules = policy if replay == "atomic" else _stretched(policy, trace.shape.top_k)
     cache = ExpertCache(replayed.shape, rules, slots_per_layer(trace.shape, num_slots), cold_start, seed, buddies)
     boundary = warmup_tokens * (1 if replay == "atomic" else trace.shape.top_k)
+    values = None if wait_values is None else _checked_values(policy, trace, wait_values, replay)
     segments = _segments(replayed, documents, boundary)
     inputs = _inputs(replayed, policy, exact_prefix_tokens, segments)
     if policy.needs_future:
@@ -89,7 +94,8 @@ def simulate(
         if documents == "reset" and block.start > 0 and replayed.document_start[block.start]:
             _log_cancelled(logs, cache.reset(inputs.first_use.get(block.start)))
         for part in _parts(replayed, rules, block):
-            log = cache.decide(
+            decide = cache.decide if values is None else partial(decide_by_values, cache, values[part])
+            log = decide(
                 replayed.topk_ids[part],
                 replayed.gate_weights[part],
                 replayed.scores(part) if rules.needs_scores else None,
@@ -123,6 +129,13 @@ def simulate(
         warm_mass_sum=mass - cold[1],
         provenance=provenance(),
     )
+
+
+def _checked_values(policy: Policy, trace: RouterTrace, wait_values: np.ndarray, replay: str) -> np.ndarray:
+    if replay != "atomic":
+        raise ValueError("wait_values decide which misses are waited for, and replay='sequential' waits for all; use 'atomic'")
+    check_waits_by_value(policy)
+    return checked_values(wait_values, trace.topk_ids.shape)
 
 
 @dataclass(frozen=True)
