@@ -24,7 +24,7 @@
 model_names = ["reference-512"]  # reference models: the first gets every group of policies, the others the first three groups
 domains = ["code", "scripture", "word_problems"]  # domains that take turns; empty: all
 num_documents = 12  # held-out documents
-num_tokens = 290  # tokens of each document; the last span begins at token 240
+num_tokens = 264  # tokens of each document; the last span begins at token 240
 num_warmup_documents = 3  # documents read first and not scored
 resident_fraction = 0.25  # share of a layer's experts that is resident
 order_thresholds = [0.5]  # mass thresholds read in both orders of the documents
