@@ -118,7 +118,7 @@ def test_the_evidence_names_effect_interval_and_n() -> None:
     drawing, listed = claims.load_claims()
     sentences = {}
     for claim in listed:
-        if claim.experiment == "04_misses_that_matter":
+        if claim.experiment in ("04_misses_that_matter", "05_mass_hypothesis"):
             (verdict,) = claims.judge_settings(claim, drawing, _frame(WORLD)).values()
             sentences[claim.id] = verdict.evidence
             assert "n = 24 clusters" in verdict.evidence
@@ -216,8 +216,8 @@ def test_a_wrong_data_file_is_answered_with_what_is_wrong(tmp_path: Path) -> Non
             claims.load_claims(path)
     with pytest.raises(ValueError, match="does not exist"):
         claims.load_claims(tmp_path / "none.yml")
-    with pytest.raises(ValueError, match="no rule decides claim 'e'"):
-        claims.verdict_on("e", pd.DataFrame())
+    with pytest.raises(ValueError, match="no rule decides claim 'j'"):
+        claims.verdict_on("j", pd.DataFrame())
 
 
 # The page
@@ -258,3 +258,22 @@ def test_the_command_prints_the_page_for_the_chapters_being_built(tmp_path: Path
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"MOECACHE_VALUES": str(values)}, capture_output=True, text=True, check=True)
     assert done.stdout == claims.page(built=["00"]) + "\n"
     assert done.stderr == ""
+
+
+def test_every_decided_claim_names_a_plan_that_speaks_of_it() -> None:
+    """The analysis was written down beforehand: its page exists, is dated and names the claim."""
+    for claim in claims.load_claims()[1]:
+        if claim.rule:
+            page = ROOT / "book" / "decisions" / f"{claim.plan}.md"
+            assert claim.plan, f"claim {claim.id} has a rule and no plan"
+            assert page.is_file(), f"claim {claim.id} names the plan {claim.plan}, which does not exist"
+            assert re.search(r"^20\d\d-\d\d-\d\d, accepted", page.read_text(), re.MULTILINE)
+            assert re.search(rf"\b[Cc]laims? (?:[a-z], )*(?:[a-z] and )?{claim.id}\b|\({claim.id}\)", page.read_text()), (
+                f"{page.name}: {claim.id}"
+            )
+
+
+def test_turning_signs_are_found_where_a_coefficient_is_near_zero_and_not_where_it_is_clear() -> None:
+    assert _verdict("l", _frame(WORLD)).state == SUPPORTED
+    sloped = {name: replace(policy, mass_slope=3.0) for name, policy in WORLD.items()}
+    assert _verdict("l", _frame(sloped)).state == NOT_SUPPORTED
