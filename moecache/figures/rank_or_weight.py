@@ -125,7 +125,7 @@ def kinds_of_calls(bands: pd.DataFrame, missed: pd.DataFrame, *, kind: str = "ME
         left.set_title(model, loc="left")
         left.set_ylabel("Loss a site, mnat")
         left.set_xlabel("Band of gate weight, and rank")
-        right.set_xlabel("Rank; missed calls and hits of equal weight")
+        right.set_xlabel("Rank, at equal weight")
     stamp(panels[0, 1], kind, is_quick)
     return figure
 
