@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import tiny_checkpoints
@@ -13,6 +15,7 @@ from moecache import hf_internals
 from moecache.blocks import StoreError
 from moecache.checkpoint_store import CheckpointStore
 from moecache.offload_loading import load_dense
+from moecache.widen import widen
 
 PROMPT = torch.tensor([[5, 17, 3, 80, 41, 2, 9]])
 
@@ -73,3 +76,25 @@ def test_a_quantized_checkpoint_is_refused_with_what_to_do(tmp_path):
 def test_a_folder_without_weights_is_refused(tmp_path):
     with pytest.raises(StoreError, match=r"config\.json"):
         load_dense(tmp_path)
+
+
+_PROGRAM = """
+import re, sys
+from moecache import checkpoint_store, offload_loading
+def peak(): return 1000 * int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+before = peak()
+model = offload_loading.load_dense(sys.argv[1])
+store = checkpoint_store.CheckpointStore(model.moecache_checkpoint)
+dense = sum(weight.numel() * weight.element_size() for weight in (*model.parameters(), *model.buffers()))
+print(peak() - before, dense, store.num_layers * store.num_experts * store.layout.block_bytes)
+"""
+
+
+@pytest.mark.long
+def test_the_peak_of_memory_is_that_of_the_dense_weights(tmp_path):
+    small = tiny_checkpoints.save(tiny_checkpoints.FAMILIES["qwen3_next"](), tmp_path / "small")
+    wide = widen(small, tmp_path / "wide", hidden_size=512, expert_width=512, layout="hub", dtype="float32", progress=False)
+    done = subprocess.run([sys.executable, "-c", _PROGRAM, str(wide)], capture_output=True, text=True, check=True)
+    grown, dense, experts = map(int, done.stdout.split())
+    assert experts > 190e6
+    assert grown < dense + 60e6
