@@ -18,6 +18,8 @@ def main(plan_path: str, output_path: str) -> None:
     """Simulate every row of the plan."""
     arrays = {}
     for number, (path, policy, num_slots, keywords) in enumerate(json.loads(Path(plan_path).read_text())):
+        if "buddies" in keywords:
+            keywords["buddies"] = np.array(keywords["buddies"])
         log = mc.simulate(mc.load_trace(path), mc.Policy.from_dict(policy), num_slots=num_slots, **keywords).decisions
         for name in ("outcome", "computed_ids", "evicted_ids", "arrivals", "substituted_mass"):
             arrays[f"{number}.{name}"] = getattr(log, name)
