@@ -182,7 +182,7 @@ def distance_words(table: pd.DataFrame) -> str:
     """Each line of a figure by distance, in a sentence of thousandths of a nat."""
     parts = []
     for line, rows in table.groupby("line", sort=False):
-        numbers = ", ".join(f"{row.span} {1000 * row.effect:+.0f}" for row in rows.itertuples())
+        numbers = ", ".join(f"{span} {1000 * effect:+.0f}" for span, effect in zip(rows["span"], rows["effect"], strict=True))
         parts.append(f"{line}: {numbers}")
     return "; ".join(parts) + "."
 
