@@ -114,7 +114,7 @@ def test_intervals_of_a_correlation_across_documents_cover_the_true_one(rho: flo
 def test_intervals_of_a_correlation_across_policies_cover_the_true_one(repeats: int) -> None:
     """Twelve fixed policies, 60 documents; Pearson's coefficient of their true means."""
     means = np.random.default_rng(9).normal(size=(2, 12))
-    truth = float(np.corrcoef(means)[0, 1])
+    truth = float(np.corrcoef(means)[0, 1])  # type: ignore[index]
 
     def covers(rng: np.random.Generator) -> bool:
         shared = rng.normal(size=60)
