@@ -43,7 +43,7 @@ def main() -> int:
         "keep": lambda rest: run_module("moecache.cli", "keep", *rest),
         "book": lambda rest: run_module("moecache.cli", "book", *rest),
         "test": test,
-        "test-long": lambda rest: run_module("pytest", "-m", "long or not long", *rest),
+        "test-long": lambda rest: run_module("pytest", "-m", "not gpu", *rest),
         "lock": lock,
         "environment": lambda rest: write_environment(ROOT / "environment.yml"),
     }

@@ -29,12 +29,13 @@ from moecache.expert_sum import set_source
 from moecache.families import model_shape
 from moecache.foresight import check_prediction
 from moecache.kernel import Fallback
+from moecache.low_bit_experts import LowBitExperts
+from moecache.offload_loading import load_dense
 from moecache.policy import Policy, check_policy
 from moecache.runtime import Runtime
-from moecache.runtime_budget import slots_within
-from moecache.runtime_steps import LowBitExperts
+from moecache.runtime_budget import parse_bytes, slots_within
 from moecache.score import check_evaluation
-from moecache.store import RamStore
+from moecache.store import RamStore, open_store
 from moecache.trace import ModelShape
 from moecache.transfer import NUM_READERS, Transfer
 
@@ -53,7 +54,8 @@ def offload(
     memory: int | float | str | None = None,
     device: str | torch.device = "cpu",
     store: Store | None = None,
-    low_bits: LowBitExperts | None = None,
+    host_memory: int | float | str | None = None,
+    low_bits: int | LowBitExperts | None = None,
     cold_start: str | npt.ArrayLike = "first",
     seed: int = 0,
     buddies: np.ndarray | None = None,
@@ -76,8 +78,10 @@ def offload(
     device : where the model computes.
     store : Store, optional
         Where experts are read from; by default the checkpoint, or main memory for a loaded model. It stays open after `close`.
-    low_bits : LowBitExperts, optional
-        Low-bit copies of all experts, for ``fallback="low_precision"``.
+    host_memory : int or str, optional
+        Bytes of main memory that keep the experts read last, in front of a checkpoint on disk.
+    low_bits : {8, 4} or LowBitExperts, for ``fallback="low_precision"``
+        Bits of the copies that compute such calls (made now, from every expert), or copies made before. They stay on the device.
     cold_start, seed, buddies : see `ExpertCache`.
     num_readers : threads that read.
     chunk_tokens : of a prompt that are computed together; each expert they call is read once.
@@ -104,19 +108,21 @@ def offload(
     device = torch.device(device)
     _warn_of_unverified(device)
     with ExitStack() as undo:
-        model, place = _opened(path_or_model, store, device, undo)
+        model, place = _opened(path_or_model, store, host_memory, device, undo)
         shape = replace(model_shape(model), expert_bytes=place.layout.expert_bytes)
         _check_store(place, shape)
+        copies = _copies(model, place, low_bits, device)
         slots: Any = num_slots
         if memory is not None:
-            slots = slots_within(memory, _dense_bytes(model), place.layout.block_bytes, policy, shape)
+            taken = _dense_bytes(model) + (0 if copies is None else copies.num_bytes)
+            slots = slots_within(memory, taken, place.layout.block_bytes, policy, shape)
         new_cache = partial(ExpertCache, shape, policy, slots_per_layer(shape, slots), cold_start, seed, buddies)
         on_close = undo.pop_all().close
-    model.moecache = Runtime(model, new_cache, _transfer(place, device, num_readers), low_bits, chunk_tokens, predict, on_close)
+    model.moecache = Runtime(model, new_cache, _transfer(place, device, num_readers), copies, chunk_tokens, predict, on_close)
     return model
 
 
-def check_carried_out(policy: Policy, low_bits: LowBitExperts | None) -> None:
+def check_carried_out(policy: Policy, low_bits: int | LowBitExperts | None) -> None:
     """Refuse, by name, what a runtime cannot do.
 
     Raises
@@ -135,10 +141,21 @@ def check_carried_out(policy: Policy, low_bits: LowBitExperts | None) -> None:
         raise ValueError(f"low_bits= is for fallback='low_precision'; policy {policy.label!r} would never use the copies")
 
 
-def _opened(path_or_model: Any, store: Store | None, device: torch.device, undo: ExitStack) -> tuple[Any, Store]:
+def _copies(model: Any, store: Store, low_bits: int | LowBitExperts | None, device: torch.device) -> LowBitExperts | None:
+    if not isinstance(low_bits, int):
+        return low_bits
+    return LowBitExperts.rounded(store, low_bits, hf_internals.is_transposed(hf_internals.moe_layers(model)[0].experts), device)
+
+
+def _opened(
+    path_or_model: Any, store: Store | None, host_memory: int | float | str | None, device: torch.device, undo: ExitStack
+) -> tuple[Any, Store]:
     """The model without its experts, on the device, and where its experts are."""
-    if isinstance(path_or_model, str | Path):
-        return _from_path(Path(path_or_model), store, device, undo)
+    is_path = isinstance(path_or_model, str | Path)
+    if host_memory is not None and (store is not None or not is_path):
+        raise ValueError("host_memory= is a tier in front of a checkpoint on disk; put a HostTier around a store of your own")
+    if is_path:
+        return _from_path(Path(path_or_model), store, host_memory, device, undo)
     model = path_or_model
     if not getattr(getattr(model, "moecache", None), "is_closed", True):
         raise ValueError("this model is offloaded already; close it first: model.moecache.close()")
@@ -146,6 +163,7 @@ def _opened(path_or_model: Any, store: Store | None, device: torch.device, undo:
     if store is None:
         store = RamStore.from_model(model, is_pinned=device.type == "cuda")
         undo.callback(store.close)
+    undo.callback(model.set_experts_implementation, model.get_experts_implementation())
     for layer in hf_internals.moe_layers(model):
         undo.callback(_give_back, layer.experts, hf_internals.take_experts(layer.experts))
     return model.to(device), store
@@ -156,13 +174,13 @@ def _give_back(experts: torch.nn.Module, parameters: dict[str, torch.nn.Paramete
     hf_internals.give_experts(experts, parameters)
 
 
-def _from_path(path: Path, store: Store | None, device: torch.device, undo: ExitStack) -> tuple[Any, Store]:
-    from moecache.offload_loading import load_dense
-    from moecache.store import open_store
-
+def _from_path(
+    path: Path, store: Store | None, host_memory: int | float | str | None, device: torch.device, undo: ExitStack
+) -> tuple[Any, Store]:
     model = load_dense(path, device)
     if store is None:
-        store = open_store(path)
+        host_bytes = 0 if host_memory is None else parse_bytes(host_memory)
+        store = open_store(path, host_bytes, is_pinned=device.type == "cuda" and host_bytes > 0)
         undo.callback(store.close)
     return model, store
 

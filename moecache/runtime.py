@@ -27,11 +27,12 @@ from moecache.cache import ExpertCache
 from moecache.expert_sum import IMPLEMENTATION, ClosedError, ClosedSource, set_source
 from moecache.families import family_of
 from moecache.kernel import Outcome
+from moecache.low_bit_experts import LowBitExperts
 from moecache.residency import Residency
 from moecache.runtime_budget import num_reserved, num_staging
 from moecache.runtime_counters import Counters
 from moecache.runtime_record import Recording
-from moecache.runtime_steps import Decider, LowBitExperts
+from moecache.runtime_steps import Decider
 from moecache.slots import SlotPool
 from moecache.transfer import Transfer
 
@@ -98,7 +99,7 @@ class Runtime:
     def _attach(self, layers: tuple[hf_internals.MoeLayer, ...]) -> None:
         model, base, undo = self._model, self._model.base_model, self._cleanup
         undo.enter_context(self._decider.hooks())
-        undo.enter_context(hf_internals.experts_implementation(model, IMPLEMENTATION))
+        model.set_experts_implementation(IMPLEMENTATION)
         for layer, source in zip(layers, self._decider.sources, strict=True):
             set_source(layer.experts, source)
             undo.callback(set_source, layer.experts, ClosedSource())

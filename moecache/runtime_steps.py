@@ -29,6 +29,7 @@ from moecache.families import Family, Routing, check_router, routing_of
 from moecache.foresight import Foresight
 from moecache.hf_internals import MoeLayer, RouterOutput
 from moecache.kernel import Admission, Landing, Outcome
+from moecache.low_bit_experts import LowBitExperts
 from moecache.policy import WeightRule
 from moecache.residency import Residency
 from moecache.trace import DecisionLog
@@ -43,14 +44,6 @@ class StepListener(Protocol):
 
     def heard(self, layer: int, routing: Routing, log: DecisionLog, predicted_ids: np.ndarray | None) -> None:
         """One or several tokens at a layer."""
-        ...
-
-
-class LowBitExperts(Protocol):
-    """Low-bit copies of all experts, in place."""
-
-    def weights(self, layer: int, expert: int) -> Weights:
-        """The tensors of one expert."""
         ...
 
 
@@ -70,7 +63,7 @@ class LayerSource:
     def __init__(self, layer: int, residency: Residency, low_bit: LowBitExperts | None) -> None:
         self.layer, self.residency, self.low_bit = layer, residency, low_bit
         self.blocks: list[tuple[int, int]] = []  # (call, block) of the one token
-        self.others: list[tuple[int, Weights | None]] = []  # (call, low-bit weights or None where the call was dropped)
+        self.others: list[tuple[int, int]] = []  # (call, expert) that a low-bit copy computes, or -1: dropped
         self.aside: list[int] = []  # blocks of experts that are computed and not kept
         self.parts: list[_Chunk] = []
 
@@ -85,7 +78,8 @@ class LayerSource:
         self.aside.clear()
 
     def _in_order(self) -> Iterator[tuple[int, Weights | None]]:
-        yield from self.others
+        for call, expert in self.others:
+            yield call, None if expert < 0 else self._copy_of(expert)
         late = []
         for call, block in self.blocks:
             if self.residency.is_ready(block):
@@ -94,6 +88,10 @@ class LayerSource:
                 late.append((call, block))
         for call, block in late:
             yield call, self.residency.weights(block)
+
+    def _copy_of(self, expert: int) -> Weights:
+        assert self.low_bit is not None
+        return self.low_bit.weights(self.layer, expert)
 
     def chunks(self, num_tokens: int) -> list[slice]:
         """The chunks that were decided."""
@@ -225,10 +223,9 @@ class Decider:
         column, outcome, computed = routing.column[0].tolist(), log.outcome[0, 0].tolist(), log.computed_ids[0, 0].tolist()
         for call, became, expert in zip(column, outcome, computed, strict=True):
             if became == DROPPED:
-                source.others.append((call, None))
+                source.others.append((call, -1))
             elif became == LOW_PRECISION:
-                assert source.low_bit is not None
-                source.others.append((call, source.low_bit.weights(layer, expert)))
+                source.others.append((call, expert))
             elif became in (FETCHED, FORCED):
                 source.blocks.append((call, self._fetch(layer, expert, int(slots[expert]))))
             else:

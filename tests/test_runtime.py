@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +13,11 @@ from tiny_models import FAMILIES, documents
 
 import moecache as mc
 from moecache import hf_internals
+from moecache.expert_sum import ClosedError
 from moecache.families import model_shape
 from moecache.score import document_losses
-from moecache.store import RamStore
+from moecache.store import RamStore, open_store
+from moecache.transfer import FetchError
 
 TEXT = documents(lengths=(24,))[0]
 SHORT = TEXT[:12]
@@ -165,6 +170,57 @@ def test_fetching_every_miss_gives_the_plain_models_logits(models, offloaded, fa
         np.testing.assert_allclose(found, expected, atol=1e-5)
     else:
         assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_low_precision_agrees_with_the_emulator(models, offloaded, bits):
+    policy = mc.FIRST_CHOICE.replace(fallback="low_precision", label="low precision")
+    emulated = mc.emulate(models["qwen3_moe"], TEXT, policy, 5, stepped=True, keep_logits=True, low_bits=bits)
+    model = offloaded("qwen3_moe", policy, low_bits=bits)
+    with model.moecache.record_trace() as recording:
+        logits = logits_of(model, TEXT)
+    assert recording.decisions().is_equal(emulated.decisions)
+    np.testing.assert_allclose(logits, emulated.extra["logits"], atol=1e-4)
+    assert model.moecache.stats()["low_precision"] > 10
+
+
+# From disk
+
+
+@pytest.mark.parametrize("host_memory", [None, "64 kB"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_a_checkpoint_on_disk_gives_the_same_as_the_loaded_model(models, tmp_path, family, host_memory):
+    model = models[family]
+    model.save_pretrained(tmp_path)
+    emulated = mc.emulate(model, TEXT, mc.SPEED_FIRST, few_slots(model), stepped=True, keep_logits=True, experts="moecache")
+    offloaded = mc.offload(tmp_path, mc.SPEED_FIRST, few_slots(model), host_memory=host_memory)
+    found = logits_of(offloaded, TEXT)
+    if family == "gpt_oss":  # its transposed products round by the address of a matrix
+        np.testing.assert_allclose(found, emulated.extra["logits"], atol=1e-5)
+    else:
+        assert np.array_equal(found, emulated.extra["logits"])
+    offloaded.moecache.close()
+    with pytest.raises(ClosedError, match="open the model again"):
+        logits_of(offloaded, SHORT)
+
+
+def test_a_truncated_shard_is_a_clear_error_and_a_whole_one_is_right(models, tmp_path):
+    model = models["qwen3_moe"]
+    expected = plain_logits(model, TEXT)
+    model.save_pretrained(tmp_path)
+    with closing(open_store(tmp_path)) as store:
+        offloaded = mc.offload(model, mc.FETCH_EVERY_MISS, few_slots(model), store=store)
+        shard = tmp_path / "model.safetensors"
+        content = shard.read_bytes()
+        os.truncate(shard, 20000)
+        with pytest.raises(FetchError, match="could not be read"):
+            logits_of(offloaded, TEXT)
+        offloaded.moecache.close()
+    shard.write_bytes(content)
+    with closing(open_store(tmp_path)) as store:
+        offloaded = mc.offload(model, mc.FETCH_EVERY_MISS, few_slots(model), store=store)
+        assert np.array_equal(logits_of(offloaded, TEXT), expected)
+        offloaded.moecache.close()
 
 
 # Prompts
