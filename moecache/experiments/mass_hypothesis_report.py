@@ -200,7 +200,7 @@ def levels(rows: pd.DataFrame) -> pd.DataFrame:
         cell=cells, level=table["question"].str.extract(r", (.*)$")[0], x=table["question"].str.extract(r" on (\w+),")[0].map(WORDS)
     )
     wide = named.pivot_table(index=["model", "x"], columns="level", values="cell", aggfunc="first", sort=False)
-    return wide.reset_index().rename(columns={"model": "explained by", "x": "slope on"})
+    return wide.reset_index().rename(columns={"model": "explained by", "x": "slope on"}).rename_axis(columns=None)
 
 
 def residencies(listed: pd.DataFrame, varied: pd.DataFrame) -> pd.DataFrame:
