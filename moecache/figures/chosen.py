@@ -118,6 +118,6 @@ def effect_forest(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool
         axes.grid(True, axis="x")
     figure.supxlabel("Change of the loss, thousandths of a nat a token", fontsize=10)
     handles = [Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=name) for name, look in looks.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(settings), 4), labelcolor=FAINT)
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(settings), 4), labelcolor=FAINT)
     stamp(panels[-1], kind, is_quick)
     return figure
