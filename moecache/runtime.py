@@ -29,8 +29,10 @@ from moecache.families import family_of
 from moecache.kernel import Outcome
 from moecache.low_bit_experts import LowBitExperts
 from moecache.residency import Residency
+from moecache.run import Run
 from moecache.runtime_budget import num_reserved, num_staging
 from moecache.runtime_counters import Counters
+from moecache.runtime_read import read_documents
 from moecache.runtime_record import Recording
 from moecache.runtime_steps import Decider
 from moecache.slots import SlotPool
@@ -162,12 +164,32 @@ class Runtime:
             if not self.is_closed:
                 self._decider.listeners.remove(recording)
 
+    def read(
+        self, token_ids: Any, documents: str = "keep", exact_prefix_tokens: int = 0, keep_logits: bool = False, progress: bool = False
+    ) -> Run:
+        """Read documents token by token, as in decoding.
+
+        Parameters
+        ----------
+        token_ids : one document [T], or a list of them.
+        documents : whether the slots are kept across documents, or "reset" to the cold start.
+        exact_prefix_tokens : first tokens of each document whose misses are all waited for.
+        keep_logits : keep all logits [T, V] as ``run.extra["logits"]``.
+        progress : show a bar.
+
+        Returns
+        -------
+        Run
+            With decisions, token losses and measured seconds; slots go on from where they were, so `cold_start` says "kept" or "cold".
+        """
+        return read_documents(self, self._model, token_ids, documents, exact_prefix_tokens, keep_logits, progress)
+
     @contextmanager
-    def waiting_for_every_miss(self) -> Iterator[None]:
-        """Decide every token inside the block as a prompt's: all misses are waited for."""
+    def deciding_exactly(self, is_exact: bool = True) -> Iterator[None]:
+        """Decide every token inside the block as a prompt's, all misses waited for, or not."""
         self._check_open()
         decider = self._decider
-        before, decider.is_exact = decider.is_exact, True
+        before, decider.is_exact = decider.is_exact, is_exact
         try:
             yield
         finally:
@@ -258,6 +280,15 @@ class Runtime:
         rows = zip(self._cache.state.expert_in_slot, self.num_slots, strict=True)
         return [row[:number].tolist() for row, number in rows]
 
+    def counts_by_layer(self) -> np.ndarray:
+        """[L,17] int64 of all that was decided since the model was opened, see `ExpertCache.counts`."""
+        return self._earlier_counts + self._cache.counts
+
+    @property
+    def mass_sum(self) -> float:
+        """Substituted gate mass since the last failure."""
+        return float(self._cache.state.mass_sum.sum())
+
     def _counts(self) -> np.ndarray:
         """[17] int64 over all layers."""
-        return (self._earlier_counts + self._cache.counts).sum(axis=0)
+        return self.counts_by_layer().sum(axis=0)

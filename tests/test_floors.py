@@ -41,7 +41,7 @@ FLOORS: list[tuple[int, set[str]]] = [
     (4, {"observe"}),
     (4, {"interventions"}),
     (3, {"low_bit_experts"}),
-    (4, {"runtime_budget", "runtime_call", "runtime_record", "runtime_steps", "widen"}),
+    (4, {"runtime_budget", "runtime_call", "runtime_read", "runtime_record", "runtime_steps", "widen"}),
     (4, {"record", "emulate", "intervene", "plan", "runtime"}),
     (4, {"offload"}),
     (5, {"frame_file", "stats", "figures", "reference", "export_gguf"}),

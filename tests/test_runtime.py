@@ -321,6 +321,21 @@ def test_a_missing_staging_block_is_a_stall_and_changes_no_decision(models, monk
     assert model.moecache.stats()["bytes_background"] == 0
 
 
+@pytest.mark.parametrize("documents_are", ["keep", "reset"])
+def test_reading_gives_the_emulators_run_with_measured_seconds(models, offloaded, documents_are):
+    texts, settings = [TEXT[:9], TEXT[9:10], TEXT[10:]], {"documents": documents_are, "exact_prefix_tokens": 3, "keep_logits": True}
+    model = models["qwen3_moe"]
+    expected = mc.emulate(model, texts, mc.SPEED_FIRST, few_slots(model), stepped=True, experts="moecache", **settings)
+    run = offloaded("qwen3_moe", mc.SPEED_FIRST).moecache.read(texts, **settings)
+    assert run.decisions.is_equal(expected.decisions)
+    assert np.array_equal(run.extra["logits"], expected.extra["logits"])
+    assert np.array_equal(run.loss_nats, expected.loss_nats, equal_nan=True)
+    assert np.array_equal(run.counts, expected.counts)
+    assert run.summary()["substituted_mass"] == pytest.approx(expected.summary()["substituted_mass"])
+    assert run.seconds_kind == "measured"
+    assert run.seconds.min() > 0
+
+
 # Refusals
 
 
