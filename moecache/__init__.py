@@ -39,6 +39,8 @@ from moecache.policy import (
     only_rank_substituted,
     threshold,
 )
+from moecache.quality import QualityEstimate, QualityModel
+from moecache.quality_rows import quality_rows
 from moecache.run import Run
 from moecache.simulate import simulate
 from moecache.sweep import sweep
@@ -48,6 +50,7 @@ from moecache.trace_report import TraceReport
 
 if TYPE_CHECKING:
     from moecache.emulate import emulate, emulate_policies
+    from moecache.generate import Generation, emulated_generation, emulated_generations
     from moecache.intervene import inject, intervene
     from moecache.offload import offload
     from moecache.plan import plan
@@ -60,6 +63,9 @@ _NEEDS_TORCH = {
     "record": "moecache.record",
     "emulate": "moecache.emulate",
     "emulate_policies": "moecache.emulate",
+    "Generation": "moecache.generate",
+    "emulated_generation": "moecache.generate",
+    "emulated_generations": "moecache.generate",
     "intervene": "moecache.intervene",
     "offload": "moecache.offload",
     "inject": "moecache.intervene",
@@ -83,6 +89,7 @@ __all__ = [
     "Eviction",
     "ExpertCache",
     "Fallback",
+    "Generation",
     "Hardware",
     "Insertion",
     "Landing",
@@ -90,6 +97,8 @@ __all__ = [
     "ModelShape",
     "Outcome",
     "Policy",
+    "QualityEstimate",
+    "QualityModel",
     "RouterTrace",
     "Run",
     "ThresholdUnit",
@@ -101,6 +110,8 @@ __all__ = [
     "cost_sensitivity",
     "emulate",
     "emulate_policies",
+    "emulated_generation",
+    "emulated_generations",
     "estimate_seconds",
     "first_j",
     "inject",
@@ -114,6 +125,7 @@ __all__ = [
     "pareto_front",
     "perplexity_increase",
     "plan",
+    "quality_rows",
     "record",
     "simulate",
     "sweep",

@@ -300,6 +300,13 @@ def decoding_cache(output: Any) -> Any:
     return output["cache"] if "cache" in output else output["past_key_values"]
 
 
+def repeated_cache(cache: Any, num_rows: int) -> Any:
+    """The decoding cache of a batch whose rows all start from the one row of this cache, which is used up."""
+    if num_rows > 1:
+        cache.reorder_cache(torch.zeros(num_rows, dtype=torch.long))
+    return cache
+
+
 def final_hidden_states(model: Any, input_ids: torch.Tensor, **keywords: Any) -> Any:
     """Output of the model without its vocabulary head; `last_hidden_state` is [1, T, H] after the last norm."""
     return model.base_model(input_ids=input_ids, **keywords)
