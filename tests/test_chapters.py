@@ -374,6 +374,27 @@ def test_a_full_study_is_kept_with_what_it_used_and_nothing_else(executed, tmp_p
     assert kept == {used["file"], used["file"].replace("csv", "json")}
 
 
+def test_a_chapter_without_a_stored_full_run_is_named_and_not_shown(executed, tmp_path):
+    root = write_study(tmp_path / "study", runs=RUNS + RUNS.strip().replace('"90":', '"91":') + "\n  pending: true\n")
+    (root / "notebooks" / "91_later.py").write_text(SMALL)
+    assert [job.chapter.number for job in study.find_jobs(root, study.EDITIONS["quick"])] == ["90", "91"]
+    assert [job.chapter.number for job in study.find_jobs(root, study.EDITIONS["stored"])] == ["90"]
+    with pytest.raises(ChapterError, match="no full run of chapter 91 is stored yet"):
+        study.find_jobs(root, study.EDITIONS["stored"], ["91"])
+    target = root / "build" / "90_works.ipynb"
+    target.parent.mkdir()
+    nbformat.write(executed[1], target)
+    for edition, numbers in (("stored", {"90_works", "91_later"}), ("quick", {"90_works"})):
+        pages = render.assemble_chapters(root, [study.Job(executed[0], study.EDITIONS[edition], target, ())])
+        assert list(pages) == ["90"]
+        assert {path.stem for path in (root / "book" / "chapters").glob("*.ipynb")} == numbers
+        if edition == "stored":
+            page = nbformat.read(root / "book" / "chapters" / "91_later.ipynb", as_version=4)
+            assert page.cells[0].source.startswith("# 91 · ")
+            assert "Not measured in full yet" in page.cells[1].source
+            nbformat.validate(page)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("page", "text", "told"),

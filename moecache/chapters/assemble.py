@@ -73,6 +73,17 @@ def assemble(chapter: Chapter, executed: Any, profile: str) -> Page:
     return Page(notebook, record["values"], tuple(record["results"]))
 
 
+def announce(chapter: Chapter) -> Any:
+    """Return the page's notebook of a chapter whose full run is not stored yet: its title and how to see it in small."""
+    cells = [
+        nbformat.v4.new_markdown_cell(f"# {chapter.number} · {chapter.title}"),
+        nbformat.v4.new_markdown_cell(boxes.pending(chapter)),
+    ]
+    for place, cell in enumerate(cells):
+        cell["id"] = hashlib.sha256(f"{chapter.number}/{place}/{cell.source}".encode()).hexdigest()[:12]
+    return nbformat.v4.new_notebook(cells=cells)
+
+
 def with_values(source: str, values: Mapping[str, Any]) -> str:
     """Return a parameters cell with the values that were used in place of the defaults; comments stay."""
     lines = source.splitlines()

@@ -31,6 +31,20 @@ def heading(chapter: Chapter, profile: str, parameters: Mapping[str, Any]) -> st
     return "\n\n".join([labels, *quick, _rerun(chapter, parameters)])
 
 
+def pending(chapter: Chapter) -> str:
+    """Return what a page says of a chapter that no full run has measured yet."""
+    return "\n".join(
+        [
+            "```{admonition} Not measured in full yet",
+            ":class: warning",
+            "No result of this chapter's full run is stored, so nothing is shown here. "
+            f"`moecache run {chapter.number} -o out.html` measures and shows it with small samples,",
+            "`make study PROFILE=full` with the full ones.",
+            "```",
+        ]
+    )
+
+
 def command(chapter: Chapter, parameters: Mapping[str, Any]) -> str:
     """Return the command that makes this page again, with at least one parameter to change."""
     changed = [item for item in chapter.parameters if parameters[item.name] != item.default]

@@ -21,9 +21,10 @@ from typing import Any
 
 import nbformat
 
-from moecache.chapters.assemble import Page, assemble
+from moecache.chapters.assemble import Page, announce, assemble
 from moecache.chapters.check_pages import faults
 from moecache.chapters.fill import fill
+from moecache.chapters.source import find_chapters
 from moecache.chapters.study import Job
 
 _STRICT = ("-W", "-n", "--keep-going")
@@ -79,6 +80,10 @@ def assemble_chapters(root: Path, jobs: Sequence[Job]) -> dict[str, Page]:
         page = assemble(job.chapter, nbformat.read(job.target, as_version=4), job.edition.profile)
         nbformat.write(page.notebook, folder / job.target.name)
         pages[job.chapter.number] = page
+    if any(job.edition.results_mode == "stored" for job in jobs):
+        for chapter in find_chapters(root / "notebooks").values():
+            if chapter.is_pending:
+                nbformat.write(announce(chapter), folder / f"{chapter.path.stem}.ipynb")
     values = {number: page.values for number, page in pages.items()}
     (folder / "values.json").write_text(json.dumps(values, indent=1) + "\n")
     return pages

@@ -77,6 +77,8 @@ class Chapter:
         For each of `PROFILES` the processor seconds it may take on one core.
     is_alone : bool
         Whether nothing may run beside it, because it measures time.
+    is_pending : bool
+        Whether its full run has not been stored yet: the book from stored results then only names it.
     """
 
     number: str
@@ -87,6 +89,7 @@ class Chapter:
     profiles: dict[str, dict[str, Any]]
     budgets_seconds: dict[str, float]
     is_alone: bool
+    is_pending: bool = False
 
     def values(self, profile: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return every parameter's value in a profile, with changes of one's own."""
@@ -170,15 +173,16 @@ def _chapter(number: str, path: Path, entry: Mapping[str, Any]) -> Chapter:
 
 
 def _entry(entry: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = set(entry) - {"labels", "alone", *PROFILES}
+    unknown = set(entry) - {"labels", "alone", "pending", *PROFILES}
     labels = tuple(entry.get("labels", ()))
     if unknown or not labels or not set(labels) <= set(LABELS):
-        raise ChapterError(f"an entry has labels (from {', '.join(LABELS)}), quick, full and alone; got {dict(entry)}")
+        raise ChapterError(f"an entry has labels (from {', '.join(LABELS)}), quick, full, alone and pending; got {dict(entry)}")
     return {
         "labels": labels,
         "profiles": {profile: dict(entry[profile].get("parameters") or {}) for profile in PROFILES},
         "budgets_seconds": {profile: float(entry[profile]["seconds"]) for profile in PROFILES},
         "is_alone": bool(entry.get("alone", False)),
+        "is_pending": bool(entry.get("pending", False)),
     }
 
 

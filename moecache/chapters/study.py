@@ -79,16 +79,20 @@ class StudyFailed(RuntimeError):
 
 
 def find_jobs(root: Path, edition: Edition, only: Sequence[str] = ()) -> list[Job]:
-    """Return the jobs of an edition: all chapters, or those whose numbers are given."""
+    """Return the jobs of an edition: all chapters that it can show, or those whose numbers are given."""
     chapters = find_chapters(root / "notebooks")
     unknown = set(only) - set(chapters)
     if unknown:
         raise ChapterError(f"no chapter {', '.join(sorted(unknown))}; there are {', '.join(chapters)}")
+    shown = {n: c for n, c in chapters.items() if not (c.is_pending and edition.results_mode == "stored")}
+    without = [number for number in only if number not in shown]
+    if without:
+        raise ChapterError(f"no full run of chapter {', '.join(without)} is stored yet; `moecache run {without[0]}` measures it in small")
     inputs = tuple(_inputs(root, edition))
     folder = root / "build" / "chapters" / edition.name
     return [
         Job(chapter, edition, folder / f"{chapter.path.stem}.ipynb", (chapter.path, *inputs))
-        for number, chapter in chapters.items()
+        for number, chapter in shown.items()
         if not only or number in only
     ]
 
