@@ -213,11 +213,12 @@ def selection_scores(family: Family, logits: torch.Tensor, correction: torch.Ten
     largest = float(logits.detach().abs().max())
     if not largest <= LARGEST_FLOAT16:
         raise ValueError(f"router logits must be finite in float16 (at most {LARGEST_FLOAT16:g} in size), got {largest:g}")
-    scores = _exact_selection_scores(family, logits.detach(), correction)
+    scores = exact_selection_scores(family, logits.detach(), correction)
     return scores.to(torch.float16) + 0.0  # -0.0 becomes 0.0, so that equal scores have equal bits
 
 
-def _exact_selection_scores(family: Family, logits: torch.Tensor, correction: torch.Tensor | None) -> torch.Tensor:
+def exact_selection_scores(family: Family, logits: torch.Tensor, correction: torch.Tensor | None) -> torch.Tensor:
+    """Selection scores [T, E] before they are rounded; see `selection_scores`."""
     if family.is_corrected != (correction is not None):
         raise UnknownRouter(f"the router of {family.model_types[0]} {'lacks' if family.is_corrected else 'has'} a correction of its scores")
     scores = logits if family.scoring == "softmax" else own_scores(family, logits)
@@ -267,7 +268,7 @@ def check_router(family: Family, layer_name: str, output: RouterOutput) -> None:
     logits, weights, ids = (tensor[:NUM_CHECKED_TOKENS].detach() for tensor in (output.logits, output.weights, output.ids))
     chosen = own_scores(family, logits).gather(1, ids)
     expected = float(family.scaling) * (chosen / sum_of_calls(chosen) if family.norm_topk_prob else chosen)
-    selection = _exact_selection_scores(family, logits, output.correction).to(torch.float32)
+    selection = exact_selection_scores(family, logits, output.correction).to(torch.float32)
     outside, inside = selection.scatter(1, ids, -torch.inf).amax(dim=1), selection.gather(1, ids).amin(dim=1)
     follows = torch.allclose(weights.to(torch.float32), expected, rtol=WEIGHT_TOLERANCE, atol=1e-6)
     if not follows or bool((outside > inside + CHOICE_TOLERANCE).any()):

@@ -37,7 +37,7 @@ FLOORS: list[tuple[int, set[str]]] = [
     (3, {"residency"}),
     (3, {"sweep", "trace_report", "families", "score"}),
     (3, {"experts", "foresight", "shared_start", "contribution"}),
-    (3, {"low_bit_calls"}),
+    (3, {"low_bit_calls", "one_token_routing"}),
     (4, {"live"}),
     (3, {"pack"}),
     (3, {"stand_ins"}),
