@@ -14,6 +14,7 @@ import pandas as pd
 from moecache.kernel import Admission, Outcome
 from moecache.metrics import count_calls, count_transfers, summarise, token_frame
 from moecache.policy import Policy
+from moecache.quality import QualityEstimate
 from moecache.trace import DecisionLog, ModelShape
 
 
@@ -40,6 +41,7 @@ class Run:
     near_ties : steps that float16 rounding could have decided otherwise; None where not counted.
     provenance : versions, machine, date.
     extra : further per-token arrays of an instrument, by name.
+    estimates : what a quality model estimates the policy to lose (ESTIMATED), by the first token of the window; empty without one.
     """
 
     instrument: str
@@ -62,10 +64,11 @@ class Run:
     near_ties: int | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, np.ndarray] = field(default_factory=dict)
+    estimates: dict[int, QualityEstimate] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         slots = f"{self.num_slots.min()}..{self.num_slots.max()}" if self.num_slots.min() < self.num_slots.max() else self.num_slots[0]
-        hits = self.summary()["hit_rate"]
+        hits = self._totals(0)["hit_rate"]
         return (
             f"Run({self.instrument}, {self.policy.label!r}, {slots} slots, {self.num_tokens:,} tokens x {self.shape.num_layers} layers, "
             f"hit rate {hits:.1%})"
@@ -87,15 +90,22 @@ class Run:
             return None
         return int(self.counts[:, [Outcome.FETCHED, Outcome.FORCED]].sum()) * self.shape.expert_bytes
 
-    def summary(self, first_token: int = 0) -> dict[str, float | int]:
-        """Totals and rates from token `first_token` on (0 = all; pass the warm-up to see the warm window).
+    def summary(self, first_token: int = 0) -> dict[str, Any]:
+        """Totals and rates from token `first_token` on (0 = all; pass the warm-up to see the warm window), and the estimated increase.
 
         Raises
         ------
-        ValueError : a window that was not kept (`keep="summary"` knows only 0 and `warmup_tokens`), or an empty one.
+        ValueError : a window that was not kept (`keep="summary"` and estimates know only 0 and `warmup_tokens`), or an empty one.
         """
         if not 0 <= first_token < self.num_tokens:
             raise ValueError(f"first_token={first_token} is outside 0..{self.num_tokens - 1}")
+        if not self.estimates:
+            return self._totals(first_token)
+        if first_token not in self.estimates:
+            raise ValueError(f"the loss was estimated from tokens {sorted(self.estimates)}, not from {first_token}; use that warmup_tokens")
+        return self._totals(first_token) | self.estimates[first_token].summary()
+
+    def _totals(self, first_token: int) -> dict[str, float | int]:
         remaining = self.num_tokens - first_token
         if first_token == 0:
             return summarise(self.counts, self.mass_sum, remaining)

@@ -1,7 +1,8 @@
 """The simulator: a policy replayed over a trace. It needs router scores only, and never imports torch.
 
 It logs what the kernel decides; nobody carries the decisions out. Hits, misses, substituted gate mass and bytes are exact; what a
-substitution does to the text is not known here (a stand-in's output would change what later routers see).
+substitution does to the text is not known here (a stand-in's output would change what later routers see). It can be estimated by a
+`QualityModel` that was fitted to emulated runs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from moecache.calibrate import future_calls
 from moecache.kernel.codes import OUTSIDE_RECORDED, SUBSTITUTED
 from moecache.policy import Policy, check_policy
 from moecache.provenance import provenance
+from moecache.quality import QualityModel
 from moecache.run import Run
 from moecache.steps import check_recorded
 from moecache.trace import DecisionLog, ModelShape, RouterTrace, concatenate_tokens, token_blocks
@@ -43,6 +45,7 @@ def simulate(
     seed: int = 0,
     buddies: np.ndarray | None = None,
     wait_values: np.ndarray | None = None,
+    quality: QualityModel | None = None,
 ) -> Run:
     """Replay a policy over a trace.
 
@@ -62,6 +65,7 @@ def simulate(
     seed : of the random cold start.
     buddies : [L,E,H], for the buddy fallback: `moecache.calibrate.buddy_table` of a disjoint trace.
     wait_values : [T,L,K] in rank order, compared with `gate_threshold` in the place of the gate weight (`moecache.wait_values`).
+    quality : a fitted model: `run.estimates` and `run.summary` then hold an estimated perplexity increase with an interval.
 
     Returns
     -------
@@ -69,7 +73,7 @@ def simulate(
 
     Raises
     ------
-    ValueError : an option that is unknown, or a policy that the trace cannot replay.
+    ValueError : an option that is unknown, a policy that the trace cannot replay, or one that the quality model does not know.
 
     Warns
     -----
@@ -77,6 +81,8 @@ def simulate(
     """
     check_policy(policy)
     _check_options(trace, policy, documents, keep, replay, warmup_tokens, exact_prefix_tokens)
+    if quality is not None:
+        _check_quality(quality, policy, trace, replay)
     replayed = trace if replay == "atomic" else _one_call_a_step(trace)
     rules = policy if replay == "atomic" else _stretched(policy, trace.shape.top_k)
     cache = ExpertCache(replayed.shape, rules, slots_per_layer(trace.shape, num_slots), cold_start, seed, buddies)
@@ -102,7 +108,7 @@ def simulate(
                 is_exact=inputs.is_exact[part],
                 predicted_ids=_cut(replayed.predicted_ids, part),
                 next_use=_cut(inputs.next_use, part),
-                keep_log=keep == "log",
+                keep_log=keep == "log" or quality is not None,
                 is_checked=True,
             )
             if log is not None:
@@ -112,6 +118,7 @@ def simulate(
     decisions = concatenate_tokens(logs) if logs else None
     if decisions is not None and replay == "sequential":
         decisions = _as_steps(decisions, trace.shape)
+    estimates = {} if quality is None or decisions is None else quality.estimate_windows(trace, decisions, warmup_tokens)
     return Run(
         instrument="simulator",
         policy=policy,
@@ -121,14 +128,21 @@ def simulate(
         documents=documents,
         replay=replay,
         document_start=trace.document_start,
-        decisions=decisions,
+        decisions=decisions if keep == "log" else None,
         counts=cache.counts,
         mass_sum=mass,
         warmup_tokens=warmup_tokens,
         warm_counts=cache.counts - cold[0],
         warm_mass_sum=mass - cold[1],
         provenance=provenance(),
+        estimates=estimates,
     )
+
+
+def _check_quality(quality: QualityModel, policy: Policy, trace: RouterTrace, replay: str) -> None:
+    if replay != "atomic":
+        raise ValueError("quality estimates the loss of a model's steps, and replay='sequential' has others; use replay='atomic'")
+    quality.check(policy, trace.shape, str(trace.source.get("model", "")))
 
 
 def _checked_values(policy: Policy, trace: RouterTrace, wait_values: np.ndarray, replay: str) -> np.ndarray:

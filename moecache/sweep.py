@@ -12,14 +12,13 @@ option never meets an old number. Files are written by the calling process only,
 
 from __future__ import annotations
 
-import hashlib
 import json
 import operator
 import os
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -35,8 +34,9 @@ from moecache.hardware import Hardware, as_hardware
 from moecache.importers import load_trace
 from moecache.kernel import KERNEL_VERSION
 from moecache.policy import Policy, check_policy
+from moecache.quality import QualityModel
 from moecache.simulate import simulate
-from moecache.sweep_store import stored_results, write_result
+from moecache.sweep_store import digest, stored_results, trace_digest, write_result
 from moecache.trace import RouterTrace
 
 TraceLike = RouterTrace | str | os.PathLike[str]
@@ -56,6 +56,7 @@ class _Options:
     hardware: tuple[Hardware, ...]
     expert_bytes: int | None
     prefetch_lead_steps: int
+    quality: QualityModel | None
 
 
 class _Job(NamedTuple):
@@ -81,6 +82,7 @@ def sweep(
     exact_prefix_tokens: int = 0,
     seed: int = 0,
     buddies: np.ndarray | None = None,
+    quality: QualityModel | None = None,
     num_workers: int | None = None,
     store: str | Path | None = None,
     progress: bool = True,
@@ -95,7 +97,7 @@ def sweep(
     hardware : Hardware or profile name, or a list: adds simulated seconds, one row per hardware.
     expert_bytes, prefetch_lead_steps : as for `estimate_seconds`, for the seconds.
     warmup_tokens : the rows speak of the tokens from here on.
-    cold_start, documents, exact_prefix_tokens, seed, buddies : as for `simulate`.
+    cold_start, documents, exact_prefix_tokens, seed, buddies, quality : as for `simulate`.
     num_workers : processes; None = all cores, or what `joblib.parallel_config` says; 1 = this process.
     store : folder of finished combinations; a later call with the same folder resumes.
     progress : show a progress bar.
@@ -113,7 +115,7 @@ def sweep(
     named, kinds = _named_traces(traces), [check_policy(policy) for policy in _as_list(policies, Policy)]
     machines = () if hardware is None else tuple(as_hardware(h) for h in _as_list(hardware, (Hardware, str)))
     options = _Options(
-        warmup_tokens, cold_start, documents, exact_prefix_tokens, seed, buddies, machines, expert_bytes, prefetch_lead_steps
+        warmup_tokens, cold_start, documents, exact_prefix_tokens, seed, buddies, machines, expert_bytes, prefetch_lead_steps, quality
     )
     slots = _capacities(capacities)
     _check_names(kinds, machines, slots)
@@ -179,7 +181,7 @@ def _check_traces(
     for name, reference in named.items():
         trace = reference if isinstance(reference, RouterTrace) else load_trace(reference, memory_map=True)
         problems += [f"trace {name!r}: {problem}" for problem in _problems(trace, policies, slots, options)]
-        digests[name] = _trace_digest(trace) if is_stored else ""
+        digests[name] = trace_digest(trace) if is_stored else ""
     if problems:
         raise ValueError(f"{len(problems)} combinations cannot be replayed:\n" + "\n".join(problems[:20]))
     return digests
@@ -205,7 +207,7 @@ def _problems(trace: RouterTrace, policies: list[Policy], slots: list[int | tupl
 
 
 def _simulate_options(options: _Options, **changes: Any) -> dict[str, Any]:
-    names = ("warmup_tokens", "cold_start", "documents", "exact_prefix_tokens", "seed", "buddies")
+    names = ("warmup_tokens", "cold_start", "documents", "exact_prefix_tokens", "seed", "buddies", "quality")
     return {**{name: getattr(options, name) for name in names}, **changes}
 
 
@@ -274,27 +276,14 @@ def _numbered(i: int, job: _Job, options: _Options) -> tuple[int, list[dict[str,
     return i, run_job(job, options)
 
 
-def _trace_digest(trace: RouterTrace) -> str:
-    """SHA-256 of everything that a replay reads."""
-    arrays = {f.name: getattr(trace, f.name) for f in fields(trace) if f.name != "token_ids"}
-    parts = {name: _digest(array) for name, array in arrays.items() if isinstance(array, np.ndarray)}
-    return hashlib.sha256(json.dumps([asdict(trace.shape), parts], sort_keys=True).encode()).hexdigest()
-
-
-def _digest(array: npt.ArrayLike) -> str:
-    array = np.ascontiguousarray(array)
-    digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
-    digest.update(array.data)
-    return digest.hexdigest()
-
-
 def _key(job: _Job, trace_digest: str, options: _Options) -> dict[str, Any]:
     policy = job.policy.to_dict()
     del policy["label"]
     shared: dict[str, Any] = {f.name: getattr(options, f.name) for f in fields(options)}
     shared["hardware"] = [machine.to_dict() for machine in options.hardware]
+    shared["quality"] = None if options.quality is None else options.quality.to_dict()
     for name in ("cold_start", "buddies"):
         if shared[name] is not None and not isinstance(shared[name], str):
-            shared[name] = _digest(shared[name])
+            shared[name] = digest(shared[name])
     key = {"trace_sha256": trace_digest, "policy": policy, "num_slots": job.num_slots, "kernel_version": KERNEL_VERSION, **shared}
     return json.loads(json.dumps(key))

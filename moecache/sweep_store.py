@@ -1,7 +1,7 @@
 """A folder of finished results: one small file each, named by the hash of its key.
 
 A file is there as a whole or not at all, and holds its key beside its rows, so that a damaged or foreign file counts as not finished. What
-the rows mean is unknown here.
+the rows mean is unknown here. Digests of arrays and traces go into keys.
 """
 
 from __future__ import annotations
@@ -11,8 +11,14 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moecache.trace import RouterTrace
 
 
 def _path(store: Path, key: dict[str, Any]) -> Path:
@@ -43,3 +49,18 @@ def write_result(store: Path, key: dict[str, Any], rows: list[dict[str, Any]]) -
         os.replace(temporary, path)
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def trace_digest(trace: RouterTrace) -> str:
+    """SHA-256 of everything that a replay reads."""
+    arrays = {f.name: getattr(trace, f.name) for f in fields(trace) if f.name != "token_ids"}
+    parts = {name: digest(array) for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    return hashlib.sha256(json.dumps([asdict(trace.shape), parts], sort_keys=True).encode()).hexdigest()
+
+
+def digest(array: npt.ArrayLike) -> str:
+    """SHA-256 of an array's type, shape and values."""
+    array = np.ascontiguousarray(array)
+    made = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
+    made.update(array.data)
+    return made.hexdigest()
