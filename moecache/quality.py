@@ -238,7 +238,7 @@ class QualityModel:
         described = describe_substituted(trace.topk_ids, trace.gate_weights, log.outcome, window)
         tokens = np.bincount(window).astype(np.float64)
         squared = (described["squared"] * tokens[:, None, None]).reshape(tokens.size, -1)
-        masses = np.bincount(window, log.substituted_mass.mean(axis=1, dtype=np.float64))
+        masses = np.bincount(window, log.substituted_mass.mean(axis=1, dtype=np.float64)).astype(np.float64)
         aged = squared * described["log_age"].reshape(squared.shape)
         sums = PolicySums(("",), ("",), tokens, np.full((1, tokens.size), np.nan), masses[None], squared[None], aged[None])
         starts = (0, warmup_tokens)[: tokens.size]
@@ -263,12 +263,13 @@ class QualityModel:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> QualityModel:
         """A model from `to_dict`."""
-        given = dict(values)
+        given: dict[str, Any] = dict(values)
         for part in ("fitted", "draws"):
             given[part] = Fitted(**{k: np.array(v, np.float64) for k, v in values[part].items()})
         given |= {"shape": ModelShape(**values["shape"]), "misfits": np.array(values["misfits"], np.float64)}
         given |= {"fallback": Fallback[values["fallback"].upper()], "weight_rule": WeightRule(values["weight_rule"])}
-        return cls(**given | {"left_out": tuple(values["left_out"])})
+        given["left_out"] = tuple(values["left_out"])
+        return cls(**given)
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, under a temporary name first."""

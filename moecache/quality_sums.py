@@ -44,9 +44,9 @@ class PolicySums:
 
     def of_policies(self, places: NDArray[np.int64]) -> PolicySums:
         """The sums of some of the policies."""
-        names = tuple(tuple(labels[i] for i in places) for labels in (self.policies, self.families))
-        arrays = (array[places] for array in (self.losses, self.masses, self.squared, self.aged))
-        return PolicySums(*names, self.num_tokens, *arrays)
+        policies, families = (tuple(labels[i] for i in places) for labels in (self.policies, self.families))
+        losses, masses, squared, aged = (array[places] for array in (self.losses, self.masses, self.squared, self.aged))
+        return PolicySums(policies, families, self.num_tokens, losses, masses, squared, aged)
 
     def features(self, counts: NDArray[np.float64], is_mass: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Amounts and mean log2 ages [B, P, C] of B draws given as counts [B, U] of clusters; C = 1 for mass, which has no age."""
