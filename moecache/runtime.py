@@ -257,7 +257,8 @@ class Runtime:
     def _start_cold(self) -> None:
         """After a failure: layers may stand at different tokens and blocks may be half filled, so everything begins anew."""
         self._earlier_counts += self._cache.counts
-        self._cache = self._decider.cache = self._new_cache()
+        self._cache = self._new_cache()
+        self._decider.use(self._cache)
         self._residency.fill(self._residents())
         self._is_torn = False
 

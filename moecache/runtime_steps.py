@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
@@ -23,20 +22,23 @@ from torch import Tensor
 
 from moecache import hf_internals
 from moecache.cache import ExpertCache
-from moecache.expert_sum import Weights
-from moecache.experts import replaced_rows, reroute
+from moecache.experts import REPLACED, reroute
 from moecache.families import Family, Routing, check_router, routing_of
 from moecache.foresight import Foresight
 from moecache.hf_internals import MoeLayer, RouterOutput
 from moecache.kernel import Admission, Landing, Outcome
 from moecache.low_bit_experts import LowBitExperts
+from moecache.one_token import OneToken
+from moecache.one_token_routing import OneRow
 from moecache.policy import WeightRule
 from moecache.residency import Residency
+from moecache.runtime_source import Chunk, LayerSource
 from moecache.trace import DecisionLog
 
-HIT, FETCHED, FORCED = int(Outcome.HIT), int(Outcome.FETCHED), int(Outcome.FORCED)
+HIT, FORCED, SUBSTITUTED = int(Outcome.HIT), int(Outcome.FORCED), int(Outcome.SUBSTITUTED)
 DROPPED, LOW_PRECISION = int(Outcome.DROPPED), int(Outcome.LOW_PRECISION)
 LANDED = int(Landing.LANDED)
+CHANGES_ROUTING = frozenset(REPLACED)
 
 
 class StepListener(Protocol):
@@ -45,65 +47,6 @@ class StepListener(Protocol):
     def heard(self, layer: int, routing: Routing, log: DecisionLog, predicted_ids: np.ndarray | None) -> None:
         """One or several tokens at a layer."""
         ...
-
-
-@dataclass
-class _Chunk:
-    """Some tokens of a prompt at one layer: what they call, whose copies arrive, and who is resident after them."""
-
-    rows: slice
-    needed: list[int]
-    landed: list[int]
-    after: list[int]
-
-
-class LayerSource:
-    """The weights of one layer's experts for the forward that is running (`ExpertSource`)."""
-
-    def __init__(self, layer: int, residency: Residency, low_bit: LowBitExperts | None) -> None:
-        self.layer, self.residency, self.low_bit = layer, residency, low_bit
-        self.blocks: list[tuple[int, int]] = []  # (call, block) of the one token
-        self.others: list[tuple[int, int]] = []  # (call, expert) that a low-bit copy computes, or -1: dropped
-        self.aside: list[int] = []  # blocks of experts that are computed and not kept
-        self.parts: list[_Chunk] = []
-
-    def calls(self, ids: Tensor) -> Iterator[tuple[int, Weights | None]]:
-        """The token's calls, those in place first."""
-        for call, weights in self._in_order():
-            start = perf_counter()
-            yield call, weights
-            self.residency.counters.seconds_experts += perf_counter() - start
-        for block in self.aside:
-            self.residency.release(block)
-        self.aside.clear()
-
-    def _in_order(self) -> Iterator[tuple[int, Weights | None]]:
-        for call, expert in self.others:
-            yield call, None if expert < 0 else self._copy_of(expert)
-        late = []
-        for call, block in self.blocks:
-            if self.residency.is_ready(block):
-                yield call, self.residency.weights(block)
-            else:
-                late.append((call, block))
-        for call, block in late:
-            yield call, self.residency.weights(block)
-
-    def _copy_of(self, expert: int) -> Weights:
-        assert self.low_bit is not None
-        return self.low_bit.weights(self.layer, expert)
-
-    def chunks(self, num_tokens: int) -> list[slice]:
-        """The chunks that were decided."""
-        return [part.rows for part in self.parts]
-
-    def experts(self, chunk: int, ids: Tensor) -> Iterator[tuple[int, Weights]]:
-        """Every expert of a chunk, each read once where it is not in place."""
-        part = self.parts[chunk]
-        for expert, weights in self.residency.stream(self.layer, part.needed, part.after, part.landed):
-            start = perf_counter()
-            yield expert, weights
-            self.residency.counters.seconds_experts += perf_counter() - start
 
 
 class Decider:
@@ -130,7 +73,7 @@ class Decider:
         chunk_tokens: int = 1024,
         predict: str = "stale_gate",
     ) -> None:
-        self.family, self.layers, self.cache, self.residency = family, layers, cache, residency
+        self.family, self.layers, self.residency = family, layers, residency
         self.chunk_tokens = chunk_tokens
         self.weight_rule = WeightRule(cache.policy.weight_rule)
         self.sources = [LayerSource(layer, residency, low_bit) for layer in range(len(layers))]
@@ -140,6 +83,12 @@ class Decider:
         self.foresight = Foresight(layers, predict) if cache.rules.max_prefetches > 0 else None
         self._asked: list[list[int]] = [[] for _ in layers]
         self._is_background = cache.rules.admission == int(Admission.BACKGROUND)
+        self.use(cache)
+
+    def use(self, cache: ExpertCache) -> None:
+        """Decide by this cache from now on."""
+        self.cache, self._door = cache, OneToken(cache)
+        self._row = OneRow(self.family, self.weight_rule, self._door.scores)
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -162,28 +111,58 @@ class Decider:
         if not self._is_checked[layer]:
             check_router(self.family, self.layers[layer].name, output)
             self._is_checked[layer] = True
-        routing = routing_of(self.family, output)
-        is_prompt = len(routing.topk_ids) > 1
-        expected = None if self.foresight is None else self.foresight.expect(layer, routing.topk_ids)
-        chunks = self._chunks(len(routing.topk_ids))
-        logs = [self._decide(layer, routing, rows, expected, self.is_exact or is_prompt) for rows in chunks]
-        decided = perf_counter()
-        if is_prompt:
-            self.sources[layer].parts = [self._prompt_part(*each) for each in logs]
-        else:
-            self._carry_out(layer, routing, logs[0][1])
-        moved = perf_counter()
-        replaced = self._replace(output, routing, logs)
-        self._add_seconds(decided - start + perf_counter() - moved, moved - decided)
+        decide = self._one_token if len(output.ids) == 1 else self._prompt
+        replaced, moving = decide(layer, output)
+        counters = self.residency.counters
+        counters.seconds_overhead += moving
+        counters.seconds_routing += perf_counter() - start - moving
         return replaced
+
+    # One token
+
+    def _one_token(self, layer: int, output: RouterOutput) -> tuple[RouterOutput | None, float]:
+        """Decide and carry out a step of decoding; what the experts are to compute, and the seconds of carrying it out."""
+        door, row = self._door, self._row
+        routing = None
+        if output.ids.device.type == "cpu":
+            row.hear(output, with_scores=door.needs_scores or bool(self.listeners))
+            column, ids, weights = row.column, row.ids, row.weights
+        else:
+            routing = routing_of(self.family, output)
+            column, ids, weights = routing.column[0].tolist(), routing.topk_ids[0].tolist(), routing.gate_weights[0]
+            door.scores[...] = routing.selection_scores[0]
+        expected = None if self.foresight is None else self.foresight.expect(layer, np.array([ids], np.int16))
+        door.decide(layer, ids, weights, self.is_exact, None if expected is None else expected[0].tolist())
+        if self.listeners:
+            self._tell(layer, row.routing() if routing is None else routing, door.log(), expected)
+        start = perf_counter()
+        self._carry_out(layer, column, ids, door)
+        moving = perf_counter() - start
+        if CHANGES_ROUTING.isdisjoint(door.outcome):
+            return None, moving
+        if routing is None:
+            return row.reroute(output, door.outcome, door.computed), moving
+        computed = np.array([door.computed], np.int16)
+        return reroute(self.family, self.weight_rule, output, routing, np.zeros(1, np.int64), computed), moving
+
+    def _tell(self, layer: int, routing: Routing, log: DecisionLog, predicted: np.ndarray | None) -> None:
+        for listener in self.listeners:
+            listener.heard(layer, routing, log, predicted)
+
+    # Many tokens
+
+    def _prompt(self, layer: int, output: RouterOutput) -> tuple[None, float]:
+        """Decide a prompt's tokens, in chunks; no time is spent on carrying it out here."""
+        routing = routing_of(self.family, output)
+        expected = None if self.foresight is None else self.foresight.expect(layer, routing.topk_ids)
+        self.sources[layer].parts = [self._prompt_part(layer, routing, rows, expected) for rows in self._chunks(len(routing.topk_ids))]
+        return None, 0.0
 
     def _chunks(self, num_tokens: int) -> list[slice]:
         return [slice(start, min(start + self.chunk_tokens, num_tokens)) for start in range(0, num_tokens, self.chunk_tokens)]
 
-    def _decide(
-        self, layer: int, routing: Routing, rows: slice, expected: np.ndarray | None, is_exact: bool
-    ) -> tuple[slice, DecisionLog, np.ndarray]:
-        """Decide some tokens; returns their rows, the log, and who is in the slots [C] afterwards."""
+    def _prompt_part(self, layer: int, routing: Routing, rows: slice, expected: np.ndarray | None) -> Chunk:
+        """Decide some tokens, every miss waited for."""
         part = Routing(*(getattr(routing, name)[rows] for name in ("selection_scores", "topk_ids", "gate_weights", "column")))
         predicted = None if expected is None else expected[rows]
         log = self.cache.decide(
@@ -191,52 +170,41 @@ class Decider:
             part.gate_weights[:, None],
             part.selection_scores[:, None],
             first_layer=layer,
-            is_exact=np.full(len(part.topk_ids), is_exact),
+            is_exact=np.ones(len(part.topk_ids), np.uint8),
             predicted_ids=None if predicted is None else predicted[:, None],
         )
         assert log is not None
-        for listener in self.listeners:
-            listener.heard(layer, part, log, predicted)
+        self._tell(layer, part, log, predicted)
         state = self.cache.state
-        return rows, log, state.expert_in_slot[layer, : state.num_slots[layer]].copy()
-
-    def _replace(self, output: RouterOutput, routing: Routing, logs: list[tuple[slice, DecisionLog, np.ndarray]]) -> RouterOutput | None:
-        log = logs[0][1]
-        if len(routing.topk_ids) > 1:
-            return None
-        outcome = log.outcome[:, 0]
-        rows = replaced_rows(outcome)
-        return None if rows.size == 0 else reroute(self.family, self.weight_rule, output, routing, rows, log.computed_ids[:, 0])
+        after = state.expert_in_slot[layer, : state.num_slots[layer]].tolist()
+        return Chunk(rows, np.unique(log.computed_ids[:, 0]).tolist(), log.arrivals[:, 3].tolist(), after)
 
     # Carrying out
 
-    def _prompt_part(self, rows: slice, log: DecisionLog, after: np.ndarray) -> _Chunk:
-        landed = log.arrivals[:, 3].tolist()
-        return _Chunk(rows, np.unique(log.computed_ids[:, 0]).tolist(), landed, after.tolist())
-
-    def _carry_out(self, layer: int, routing: Routing, log: DecisionLog) -> None:
-        """Land, fetch and ask as one token's decision says."""
+    def _carry_out(self, layer: int, column: list[int], ids: list[int], door: OneToken) -> None:
+        """Land, fetch and ask as one token's decision says; `column` is where in the router's order each rank stands."""
         source, residency = self.sources[layer], self.residency
         slots = self.cache.state.slot_of_expert[layer]
-        self._land(layer, log, slots)
-        source.blocks, source.others = [], []
-        column, outcome, computed = routing.column[0].tolist(), log.outcome[0, 0].tolist(), log.computed_ids[0, 0].tolist()
-        for call, became, expert in zip(column, outcome, computed, strict=True):
-            if became == DROPPED:
-                source.others.append((call, -1))
+        if door.arrivals or self._asked[layer]:
+            self._land(layer, door.arrivals, slots)
+        source.blocks, source.others = blocks, others = [], []
+        slot_of = slots[door.computed].tolist()  # of nobody's call it is meaningless
+        for call, became, expert, slot in zip(column, door.outcome, door.computed, slot_of, strict=True):
+            if became in (HIT, SUBSTITUTED):
+                blocks.append((call, residency.resident(layer, expert, slot)))
+            elif became == DROPPED:
+                others.append((call, -1))
             elif became == LOW_PRECISION:
-                source.others.append((call, expert))
-            elif became in (FETCHED, FORCED):
-                source.blocks.append((call, self._fetch(layer, expert, int(slots[expert]))))
+                others.append((call, expert))
             else:
-                source.blocks.append((call, residency.resident(layer, expert, int(slots[expert]))))
+                blocks.append((call, self._fetch(layer, expert, slot)))
         if self._is_background:
-            self._ask(layer, routing, outcome)
+            self._ask(layer, ids, door.outcome)
         if self.foresight is not None and self.foresight.predict == "previous_token":
-            self._bring(layer, routing.topk_ids[0].tolist())
+            self._bring(layer, ids)
 
-    def _land(self, layer: int, log: DecisionLog, slots: np.ndarray) -> None:
-        for row in log.arrivals.tolist():
+    def _land(self, layer: int, arrivals: list[list[int]], slots: np.ndarray) -> None:
+        for row in arrivals:
             expert, reason = row[3], row[6]
             self.residency.land(layer, expert, int(slots[expert]) if reason == LANDED else -1)
         for expert in self._asked[layer]:  # foreseen, and not wanted after all
@@ -250,13 +218,14 @@ class Decider:
             self.sources[layer].aside.append(block)
         return block
 
-    def _ask(self, layer: int, routing: Routing, outcome: list[int]) -> None:
+    def _ask(self, layer: int, ids: list[int], outcome: list[int]) -> None:
         """Begin the background copies that this step booked."""
-        state = self.cache.state
-        lands = int(state.clock[layer]) + self.cache.rules.admission_delay
-        for expert, became in zip(routing.topk_ids[0].tolist(), outcome, strict=True):
-            if became > FORCED and state.due[layer, expert] == lands:
-                self.residency.ask(layer, expert)
+        missed = [expert for expert, became in zip(ids, outcome, strict=True) if became > FORCED]
+        if missed:
+            lands = int(self.cache.state.clock[layer]) + self.cache.rules.admission_delay
+            for expert, due in zip(missed, self.cache.state.due[layer][missed].tolist(), strict=True):
+                if due == lands:
+                    self.residency.ask(layer, expert)
 
     # Looking ahead
 
@@ -274,7 +243,3 @@ class Decider:
             if not self.residency.is_staged(layer, expert):
                 self.residency.ask(layer, expert)
                 self._asked[layer].append(expert)
-
-    def _add_seconds(self, routing: float, overhead: float) -> None:
-        self.residency.counters.seconds_routing += routing
-        self.residency.counters.seconds_overhead += overhead

@@ -45,6 +45,7 @@ FLOORS: list[tuple[int, set[str]]] = [
     (4, {"observe"}),
     (4, {"interventions"}),
     (3, {"low_bit_experts"}),
+    (4, {"runtime_source"}),
     (4, {"runtime_budget", "runtime_call", "runtime_read", "runtime_record", "runtime_steps", "widen"}),
     (4, {"record", "emulate", "generate", "intervene", "plan", "runtime"}),
     (4, {"offload"}),
