@@ -5,12 +5,36 @@ A *setting* is one capacity in one regime. This module reads the tidy frame of `
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from moecache import figures, stats
+
+UNIT = "cluster"  # of documents of one origin
+MAIN_MODEL = "reference-512"
+REGIME_OF_RANKS = "admitted_anyway"
+
+
+def planned_tests(frame: pd.DataFrame, num_slots: int) -> pd.DataFrame:
+    """The planned t-tests of one model, Holm over all of them, in thousandths of a nat, with Wilcoxon's p beside them."""
+    rows = one_setting(frame, num_slots, "admitted_anyway")
+    pairs = planned_pairs(frame)
+    tests = stats.paired_tests(rows, pairs, unit=UNIT)
+    bounds = zip(tests["difference_nats"], tests["low"], tests["high"], strict=True)
+    return pd.DataFrame(
+        {
+            "comparison": tests["comparison"],
+            "mnat a token [95 %]": [f"{1000 * m:.3g} [{1000 * a:.3g}, {1000 * b:.3g}]" for m, a, b in bounds],
+            "n": [f"{tests.attrs['num_units']} clusters"] * len(tests),
+            "dz": tests["dz"],
+            "smallest detectable": 1000 * tests["smallest_detectable_nats"],
+            "p (t, Holm)": tests["p_holm"],
+            "p (Wilcoxon, Holm)": stats.paired_tests(rows, pairs, "wilcoxon", UNIT)["p_holm"],
+        }
+    )
 
 
 def last_rank_rule(frame: pd.DataFrame) -> str:
@@ -54,7 +78,7 @@ def tables(frame: pd.DataFrame) -> pd.DataFrame:
     settings = frame[["num_slots", "regime"]].drop_duplicates().sort_values(["num_slots", "regime"])
     for num_slots, regime in zip(settings["num_slots"].tolist(), settings["regime"].tolist(), strict=True):
         rows = one_setting(frame, num_slots, regime)
-        part = stats.policy_table(rows)
+        part = stats.policy_table(rows, UNIT)
         parts.append(part.assign(num_slots=num_slots, regime=regime, **_per_step(rows, part["policy"])))
     return pd.concat(parts, ignore_index=True)
 
@@ -109,14 +133,14 @@ def _intervals(rows: pd.DataFrame) -> list[str]:
     return [f"{100 * middle:.3g} % [{100 * low:.3g}, {100 * high:.3g}]" for middle, low, high in bounds]
 
 
-def mass_sentence(frame: pd.DataFrame, num_slots: int, regime: str = "stays_out") -> str:
+def mass_sentence(frame: pd.DataFrame, num_slots: int, regime: str = "admitted_anyway") -> str:
     """Spearman's coefficient between mass and loss across the rules, with and without those that substitute first choices."""
     rows = one_setting(frame, num_slots, regime)
     substitutes_first = rows.groupby("policy")["first_choices_substituted"].sum() > 0
     protecting = rows[~rows["policy"].map(substitutes_first)]
     parts = []
     for name, part in (("all rules", rows), ("rules that never substitute a first choice", protecting)):
-        found = stats.correlation_across_policies(part, "substituted_mass", "mean_difference_nats")
+        found = stats.correlation_across_policies(part, "substituted_mass", "mean_difference_nats", UNIT)
         row = found[found["method"] == "spearman"].iloc[0]
         parts.append(f"{name}: Spearman {row['r']:.2f} [{row['low']:.2f}, {row['high']:.2f}]")
     return "Across " + "; ".join(parts) + "."
@@ -124,7 +148,9 @@ def mass_sentence(frame: pd.DataFrame, num_slots: int, regime: str = "stays_out"
 
 def main_figure(frame: pd.DataFrame) -> Figure:
     """The study's main figure: what each rule costs at the first capacity, every substituted expert admitted anyway."""
-    return figures.forest(setting(tables(frame), int(frame["num_slots"].min()), "admitted_anyway"))
+    names = list(frame["model"].unique())
+    rows = frame[frame["model"] == (MAIN_MODEL if MAIN_MODEL in names else names[0])]
+    return figures.forest(setting(tables(rows), int(rows["num_slots"].min()), "admitted_anyway"))
 
 
 def _capacity_words(table: pd.DataFrame, first: int, last: int, lru_hit_rate: float) -> dict[str, str]:
@@ -141,6 +167,34 @@ def _capacity_words(table: pd.DataFrame, first: int, last: int, lru_hit_rate: fl
     }
 
 
+def policy_points(frame: pd.DataFrame) -> pd.DataFrame:
+    """`stats.policy_table` of one setting, over clusters."""
+    return stats.policy_table(frame, UNIT)
+
+
+def ratio_rows(frame: pd.DataFrame, num_slots: int) -> pd.DataFrame:
+    """How many times one rule's increase is another's, at one capacity, admitted anyway."""
+    rows = one_setting(frame, num_slots, "admitted_anyway")
+    return stats.ratios_of_increases(rows, planned_ratios(frame), UNIT).drop(columns="note")
+
+
+def words(model_names: Sequence[str], capacities: Mapping[str, Sequence[int]], early_model_name: str, third: float) -> dict[str, str]:
+    """Sentences about what else was asked: other models, a third capacity, another age."""
+    model, *others = model_names
+    named = ", ".join(f"{name} at {capacities[name][0]} slots" for name in others)
+    ages = f"The same rules in {early_model_name} and in {model}, at the first capacity, admitted anyway"
+    return {
+        "model": model,
+        "other_models": f"{named}:" if others else "(No other model was asked for.)",
+        "third_capacity": f"With {third:.1%} of the experts resident, increase of the rules of the claims, in percent (exploratory):"
+        if third
+        else "(No third capacity was asked for.)",
+        "two_ages": f"{ages}: percentages belong to an age, the order of the rules should not (exploratory)."
+        if early_model_name
+        else "(No other age of the model was asked for.)",
+    }
+
+
 def values(frame: pd.DataFrame, table: pd.DataFrame, num_warmup: int, lru_hit_rate: float) -> dict[str, Any]:
     """The numbers of the chapter's prose."""
     first, last = int(frame["num_slots"].min()), int(frame["num_slots"].max())
@@ -150,6 +204,7 @@ def values(frame: pd.DataFrame, table: pd.DataFrame, num_warmup: int, lru_hit_ra
     return {
         "num_scored": int(frame["document"].nunique()),
         "num_warmup": num_warmup,
+        "num_clusters": int(frame["cluster"].nunique()),
         "lru_hit_rate": lru_hit_rate,
         "slots_first": first,
         "slots_second": last,

@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from moecache import results
 from moecache.emulate import emulate
+from moecache.experiments import inputs
 from moecache.experiments.capacity_report import FEWEST_EVICTIONS, TooFewEvictions
 from moecache.experiments.capacity_slots import slots_for_hit_rate
 from moecache.policy import (
@@ -38,7 +40,9 @@ from moecache.record import record
 from moecache.reference import held_out_documents, load_model
 from moecache.run import Run
 from moecache.simulate import simulate
+from moecache.stats import unique_documents
 
+EXPERIMENT = "04_misses_that_matter"
 REGIMES = ("stays_out", "admitted_anyway")
 
 
@@ -77,9 +81,16 @@ def in_regime(policy: Policy, regime: str) -> Policy:
     return policy if regime == "stays_out" else policy.admitted_anyway().replace(label=policy.label)
 
 
+def stored(model_name: str, **settings: Any) -> pd.DataFrame:
+    """The rows of a reference model, documents named apart; measured where they are not stored. Settings are `measure_reference`'s."""
+    parameters = {"model": model_name, **settings}
+    found = results.load_or_run(EXPERIMENT, parameters, lambda: measure_reference(**parameters), inputs=inputs.reference_inputs(model_name))
+    return unique_documents(found.frame)
+
+
 def measure_reference(model: str, num_documents: int, num_tokens: int, num_slots: int = 0, **settings: Any) -> pd.DataFrame:
     """`measure` on a reference model and the first of its held-out documents; 0 slots take the two capacities."""
-    documents = held_out_documents(num_documents=num_documents, num_tokens=num_tokens)
+    documents = held_out_documents(num_documents=num_documents, num_tokens=num_tokens, name=model)
     return measure(load_model(model), documents, model, num_slots=num_slots or None, **settings)
 
 
@@ -141,11 +152,11 @@ def measure(
         check_evictions(fetching, warmup_tokens)
         for regime in regimes:
             setting = {"model": model_name, "regime": regime, "num_slots": slots}
-            frames.append(_document_rows(fetching, exact_losses, exact_losses, documents, setting, "fetch every miss"))
+            frames.append(document_rows(fetching, exact_losses, exact_losses, documents, setting, "fetch every miss"))
             for family, policy in miss_rules(shape.top_k):
                 run = emulate(model, texts, in_regime(policy, regime), slots, progress=progress)
                 assert run.loss_nats is not None
-                frames.append(_document_rows(run, run.loss_nats, exact_losses, documents, setting, family))
+                frames.append(document_rows(run, run.loss_nats, exact_losses, documents, setting, family))
     result = pd.concat(frames, ignore_index=True)
     return result[result["document_index"] >= num_warmup_documents].drop(columns="document_index").reset_index(drop=True)
 
@@ -163,10 +174,10 @@ def check_evictions(run: Run, warmup_tokens: int) -> None:
 _SUMS = ["hits", "fetched", "forced", "substituted", "dropped", "first_choices_substituted", "copies", "evictions"]
 
 
-def _document_rows(
+def document_rows(
     run: Run, loss: np.ndarray, exact: np.ndarray, documents: Sequence[Any], setting: dict[str, Any], family: str
 ) -> pd.DataFrame:
-    """One row a document of one run."""
+    """One row a document of one run, with `document_index`; `setting` goes into every row."""
     frame = run.frame().assign(difference=loss - exact, exact_loss_nats=exact)
     grouped = frame.groupby("document")
     rows = grouped[_SUMS].sum()

@@ -70,6 +70,7 @@ FAMILY_STYLES: Mapping[str, Look] = {
     "squared budget": Look("#AA4499", "p"),
     "routing bias": Look("#117733", "h"),
     "random misses": Look("#999933", "*"),
+    "true contribution": Look("#332288", "<"),
     "control": Look("#888888", "d"),
 }
 
