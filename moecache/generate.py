@@ -15,7 +15,7 @@ What is right or wrong in an answer is not known here, and neither are seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,12 @@ import torch
 
 from moecache import hf_internals
 from moecache.cache import ExpertCache
-from moecache.families import model_shape
+from moecache.experts import replaced_rows, reroute
+from moecache.families import Routing, check_router, model_shape, routing_of
 from moecache.hf_internals import RouterOutput
 from moecache.kernel import Fallback
 from moecache.live import Emulation, check_use
-from moecache.policy import Policy, check_policy
+from moecache.policy import Policy, WeightRule, check_policy
 from moecache.provenance import provenance
 from moecache.run import Run
 from moecache.score import as_documents, check_evaluation, describe_model, with_progress
@@ -163,23 +164,29 @@ class _Rows:
 
     def listen(self, layer: int, output: RouterOutput) -> RouterOutput | None:
         """Let each policy decide on what it reads."""
+        first = self.emulations[0]
+        if not first.logs and not first.blocks[layer]:
+            check_router(first.family, first.layers[layer].name, output)
+        routing = routing_of(first.family, output)
         if self.running is None:
             for emulation in self.emulations:
-                emulation.listen(layer, output)  # every miss is waited for, so nothing is replaced
+                emulation.decide(layer, routing)  # every miss is waited for, so nothing is replaced
             return None
-        replaced = {row: self.emulations[row].listen(layer, _row(output, row)) for row in self.running}
-        changed = {row: own for row, own in replaced.items() if own is not None}
-        if not changed:
-            return None
-        weights, ids = output.weights.clone(), output.ids.clone()
-        for row, own in changed.items():
-            weights[row], ids[row] = own.weights[0], own.ids[0]
-        return RouterOutput(output.logits, weights, ids, output.correction)
+        computed_ids = np.zeros(routing.topk_ids.shape, np.int16)
+        changed: dict[WeightRule, list[int]] = {}
+        for row in self.running:
+            log = self.emulations[row].decide(layer, _row(routing, row))
+            computed_ids[row] = log.computed_ids[0, 0]
+            if replaced_rows(log.outcome[:, 0]).size:
+                changed.setdefault(self.emulations[row].weight_rule, []).append(row)
+        for rule, rows in changed.items():
+            output = reroute(first.family, rule, output, routing, np.array(rows), computed_ids)
+        return output if changed else None
 
 
-def _row(output: RouterOutput, row: int) -> RouterOutput:
+def _row(routing: Routing, row: int) -> Routing:
     one = slice(row, row + 1)
-    return RouterOutput(output.logits[one], output.weights[one], output.ids[one], output.correction)
+    return replace(routing, **{field.name: getattr(routing, field.name)[one] for field in fields(routing)})
 
 
 def _answers(model: Any, prompt: np.ndarray, rows: _Rows, ended: Stop, max_new_tokens: int) -> list[list[int]]:
@@ -223,9 +230,8 @@ def _run(emulation: Emulation, prompts: list[np.ndarray], written: list[np.ndarr
         decisions=emulation.decisions(),
         counts=cache.counts,
         mass_sum=float(cache.state.mass_sum.sum()),
-        near_ties=emulation.num_near_ties,
         provenance=source | emulation.describe(),
-        extra=emulation.extra() | {"is_prompt": is_prompt},
+        extra={"is_prompt": is_prompt},
     )
 
 

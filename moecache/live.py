@@ -122,9 +122,7 @@ class Emulation:
             check_router(self.family, self.layers[layer].name, output)
         routing = routing_of(self.family, output)
         first_token = self.num_seen[layer]
-        self.num_seen[layer] += len(routing.topk_ids)
-        log = self._decide(layer, first_token, routing)
-        self.blocks[layer].append(log)
+        log = self.decide(layer, routing)
         outcome, computed_ids = log.outcome[:, 0], log.computed_ids[:, 0]
         self._count(layer, routing, outcome, computed_ids)
         rows = changed_rows(outcome)
@@ -135,6 +133,13 @@ class Emulation:
         if self.low_bit is not None:
             return self.low_bit.announce(layer, output, routing, outcome)
         return reroute(self.family, self.weight_rule, output, routing, replaced_rows(outcome), computed_ids)
+
+    def decide(self, layer: int, routing: Routing) -> DecisionLog:
+        """Decide the next tokens of a layer and log them; what its experts then compute is the caller's."""
+        first_token = self.num_seen[layer]
+        self.num_seen[layer] += len(routing.topk_ids)
+        self.blocks[layer].append(self._decide(layer, first_token, routing))
+        return self.blocks[layer][-1]
 
     def _decide(self, layer: int, first_token: int, routing: Routing) -> DecisionLog:
         expected = None if self.foresight is None else self.foresight.expect(layer, routing.topk_ids)[:, None]

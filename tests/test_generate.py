@@ -47,10 +47,10 @@ def plain_greedy(model, prompt, most, stop):
 
 @pytest.mark.parametrize("make", [qwen3_next, olmoe, gpt_oss], ids=["qwen3_next", "olmoe", "gpt_oss"])
 def test_decisions_and_tokens_are_those_of_the_stepped_emulator(make):
-    model, any_replaced = make(), False
-    for policy in POLICIES:
-        found = mc.emulated_generation(model, PROMPTS, policy, 6, max_new_tokens=MOST, stop=ends_in_a_multiple_of_seven)
-        read = [np.concatenate([prompt, ids[:-1]]) for prompt, ids in zip(PROMPTS, found.token_ids, strict=True)]
+    model, any_replaced, prompts = make(), False, PROMPTS[:2]
+    for policy in POLICIES[1:]:
+        found = mc.emulated_generation(model, prompts, policy, 6, max_new_tokens=6, stop=ends_in_a_multiple_of_seven)
+        read = [np.concatenate([prompt, ids[:-1]]) for prompt, ids in zip(prompts, found.token_ids, strict=True)]
         run = mc.emulate(model, read, policy, 6, exact_prefix_tokens=12, stepped=True, keep_logits=True)
         check_same_decisions(found.run.decisions, run.decisions)
         assert np.array_equal(found.run.document_start, run.document_start)
@@ -58,7 +58,7 @@ def test_decisions_and_tokens_are_those_of_the_stepped_emulator(make):
         for ids, own in zip(found.token_ids, best, strict=True):
             assert ids.tolist() == own[11:].tolist()
         is_prompt = found.run.extra["is_prompt"]
-        assert is_prompt.sum() == 36
+        assert is_prompt.sum() == 24
         assert np.isin(found.run.decisions.outcome[is_prompt], (Outcome.HIT, Outcome.FETCHED)).all()
         any_replaced |= bool(np.isin(found.run.decisions.outcome, (Outcome.SUBSTITUTED, Outcome.DROPPED)).any())
     assert any_replaced
@@ -78,13 +78,13 @@ def test_fetching_every_miss_writes_what_the_model_writes(name):
 @pytest.mark.parametrize("make", [qwen3_next, olmoe], ids=["qwen3_next", "olmoe"])
 def test_a_row_of_a_batch_writes_what_it_writes_alone(make):
     model = make()
-    together = mc.emulated_generations(model, PROMPTS, POLICIES, 6, max_new_tokens=MOST)
+    together = mc.emulated_generations(model, PROMPTS[:2], POLICIES, 6, max_new_tokens=MOST)
     for policy, found in zip(POLICIES, together, strict=True):
-        alone = mc.emulated_generation(model, PROMPTS, policy, 6, max_new_tokens=MOST)
+        alone = mc.emulated_generation(model, PROMPTS[:2], policy, 6, max_new_tokens=MOST)
         assert [ids.tolist() for ids in found.token_ids] == [ids.tolist() for ids in alone.token_ids]
         check_same_decisions(found.run.decisions, alone.run.decisions)
         assert found.policy == policy
-    assert len({tuple(ids.tolist()) for found in together for ids in found.token_ids}) > len(PROMPTS)  # policies do differ
+    assert len({tuple(ids.tolist()) for found in together for ids in found.token_ids}) > 2  # policies do differ
 
 
 def test_an_answer_ends_where_it_is_told_or_with_the_models_own_mark():
