@@ -108,7 +108,8 @@ for name in model_names:
 # ## Which rank is substituted
 #
 # {{slots_first}} slots, admitted anyway. Left: the misses of one rank are substituted, all others are waited for. Right: the first or the
-# last ranks are waited for, the others are substituted; at 0 every miss is. Exploratory, but for the planned comparisons below.
+# last ranks are waited for, the others are substituted; at 0 every miss is. A loss that is not above zero has no place on the axis.
+# Exploratory, but for the planned comparisons below.
 
 # %% tags=["hide-input"]
 ranked = {}
@@ -289,7 +290,7 @@ chapters.values(
 #
 # {{second_result}}
 #
-# On the frontier, {{frontier_sentences}} {{bound_sentence}}
+# At equal waiting, {{frontier_sentences}} {{bound_sentence}}
 #
 # ## What it does not mean
 #

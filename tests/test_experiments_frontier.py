@@ -53,23 +53,23 @@ def test_every_family_has_five_points_with_those_of_the_first_experiment():
 
 
 def test_a_share_of_the_misses_waits_at_random(measured):
-    rows = measured[measured["policy"] == "random 40 % of the misses wait"][["fetched", "substituted"]].sum()
-    assert rows["fetched"] / rows.sum() == pytest.approx(0.4, abs=0.03)
+    rows = measured[measured["policy"] == "random 45 % of the misses wait"][["fetched", "substituted"]].sum()
+    assert rows["fetched"] / rows.sum() == pytest.approx(0.45, abs=0.03)
     mass = measured.groupby("policy")["substituted_mass"].mean()
-    assert mass["random 65 % of the misses wait"] < 0.6 * mass["random 3 % of the misses wait"]
+    assert mass["random 80 % of the misses wait"] < 0.6 * mass["random 3 % of the misses wait"]
 
 
 def test_contributions_are_ranked_in_the_warm_up_of_the_exact_model(model, measured):
-    """The largest 60 % of the exact model's contributions wait; a twin that computes the threshold by itself waits for the same calls."""
+    """The largest 90 % of the exact model's contributions wait; a twin that computes the threshold by itself waits for the same calls."""
     documents = texts()
     values = frontier.exact_contributions(model, [d.tokens for d in documents[:2]])
     assert values.shape == (120, 4, TOP_K)
-    number = float(np.sort(values.ravel())[round(0.4 * (values.size - 1))])
+    number = float(np.sort(values.ravel())[round(0.1 * (values.size - 1))])
     group = frontier.frontier_groups(TOP_K)["true contribution"]
     thresholds, _ = frontier._wait_values(model, [d.tokens for d in documents], group, 2)
     assert thresholds[-1] == pytest.approx(number, rel=0.02)
     assert thresholds == sorted(thresholds, reverse=True)
-    rows = measured[measured["policy"] == "the 60 % largest contributions wait"]
+    rows = measured[measured["policy"] == "the 90 % largest contributions wait"]
     assert rows["fetched"].sum() > 0
     with pytest.raises(ValueError, match="read at least one"):
         frontier.measure(model, documents, group, SLOTS, num_warmup_documents=0, exact_losses=np.zeros(420))
@@ -152,7 +152,7 @@ def test_tables_and_figures_of_a_measured_frame(measured):
     drawn = frontier_report.every_model(frontier_report.points, {"tiny": measured, "again": measured})
     figure = figures.miss_rule_frontier(drawn, targets=(0.2, 0.7), bound="true contribution")
     assert len(figure.axes) == 2
-    assert len(figure.axes[0].containers) == drawn["family"].nunique()
+    assert len(figure.axes[0].containers) == drawn.loc[drawn["loss_nats"] > 0, "family"].nunique()
     ranks = frontier_report.every_model(misses_ranks_report.points, {"tiny": measured})
     assert [len(axes.containers) for axes in figures.loss_by_rank(ranks).axes] == [1, 2]
     assert "only this rank is substituted: 0 " in misses_ranks_report.describe(measured)

@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
+
 from moecache import results
 from moecache.chapters.display import RECORD_TYPE
 from moecache.chapters.study import EDITIONS, Job, find_jobs
@@ -54,7 +56,7 @@ def draw_main_figure(root: Path) -> Path:
     tables = sorted((root / "data" / "results" / "04_misses_that_matter").glob("*.csv"))
     if not tables:
         raise ValueError("nothing is stored of chapter 04; run `make study PROFILE=full` and `make keep` first")
-    frame, _ = read_frame(tables[0])
+    frame = pd.concat([read_frame(table)[0] for table in tables], ignore_index=True)
     target = root / "book" / MAIN_FIGURE
     misses_report.main_figure(unique_documents(frame)).savefig(target, dpi=120)
     return target

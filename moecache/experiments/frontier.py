@@ -66,7 +66,7 @@ class Reading:
 
 def frontier_groups(top_k: int) -> dict[str, Group]:
     """The points of each family that the first experiment lacks; weights are multiples of the uniform weight 1/K."""
-    shares = (0.02, 0.05, 0.12, 0.3, 0.6)
+    shares = (0.05, 0.12, 0.3, 0.6, 0.9)
     return {
         "threshold": _group("threshold", [_threshold(weight) for weight in (2.0, 1.3, 0.9, 0.7)]),
         "threshold and first choice": _group("threshold and first choice", [_threshold(w, first_choice=True) for w in (1.3, 1.0, 0.8)]),
@@ -74,10 +74,10 @@ def frontier_groups(top_k: int) -> dict[str, Group]:
         "mass budget": _group("mass budget", [mass_budget(b, label=f"mass budget {b:g}") for b in (0.1, 0.2, 0.3, 0.45, 0.6)]),
         "squared budget": _group(
             "squared budget",
-            [mass_budget(b / top_k, is_squared=True, label=f"squared budget {b:g}/K") for b in (0.1, 0.2, 0.3, 0.5, 0.8)],
+            [mass_budget(b / top_k, is_squared=True, label=f"squared budget {b:g}/K") for b in (0.06, 0.15, 0.3, 0.5, 0.8)],
         ),
         "random misses": _group(
-            "random misses", [threshold(s, label=f"random {100 * s:g} % of the misses wait") for s in (0.03, 0.1, 0.2, 0.4, 0.65)], RANDOM
+            "random misses", [threshold(s, label=f"random {100 * s:g} % of the misses wait") for s in (0.03, 0.1, 0.2, 0.45, 0.8)], RANDOM
         ),
         "true contribution": _group(
             "true contribution", [threshold(s, label=f"the {100 * s:g} % largest contributions wait") for s in shares], CONTRIBUTION

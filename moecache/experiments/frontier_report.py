@@ -39,11 +39,17 @@ def prepare(*frames: pd.DataFrame) -> pd.DataFrame:
 
 
 def curves(frame: pd.DataFrame) -> dict[str, list[str]]:
-    """The policies of each family; *first choice* is also where a threshold with first choice ends when it is raised."""
+    """The policies of each family, with those that end a curve under another name.
+
+    *First choice* is where a threshold with first choice ends when it is raised; substituting only the last rank is *first K-1*.
+    """
     of = frame.drop_duplicates("policy").set_index("policy")["family"]
     found = {family: [str(name) for name in of.index[of == family]] for family in FAMILIES}
     if found["threshold and first choice"] and "first choice" in of.index:
         found["threshold and first choice"].append("first choice")
+    alone = [str(name) for name in of.index[of == "one rank"]]
+    if found["first J"] and alone:
+        found["first J"].append(max(alone, key=lambda name: int(name.split()[2])))
     return {family: names for family, names in found.items() if len(names) >= FEWEST_POINTS}
 
 
@@ -145,7 +151,8 @@ def detectable(found: pd.DataFrame) -> str:
     """The smallest deviation from 1 that could be seen at each place, for the families that are judged: the median family's."""
     judged = found[(found["family"] != BOUND) & found["ratio"].notna()]
     medians = judged.groupby("target")["smallest_detectable"].median()
-    return ", ".join(f"{100 * value:.0f} % at {target:g}" for target, value in medians.items()) + " (median of the families)"
+    told = ", ".join(f"{100 * value:.0f} % at {target:g}" for target, value in medians.items())
+    return f"{told} (median of the families)" if told else "not known: no family reaches a place"
 
 
 def sentence(found: pd.DataFrame) -> str:
@@ -157,12 +164,14 @@ def sentence(found: pd.DataFrame) -> str:
         named = [f"{family} (at {_places(part)})" for family, part in rows.groupby("family", sort=False)]
         if named:
             parts.append(f"{words}: {', '.join(named)}")
-    return "; ".join(parts) if parts else "no family reaches a place where the threshold is known"
+    return "; ".join(parts)
 
 
 def sentences(found: Mapping[str, pd.DataFrame]) -> str:
     """`sentence` for every model."""
-    return " ".join(f"in {model} these {sentence(ratios)}." for model, ratios in found.items())
+    told = {model: sentence(ratios) for model, ratios in found.items()}
+    parts = [f"in {model} these {words}." if words else f"in {model} no family reaches a place." for model, words in told.items()]
+    return " ".join(parts)
 
 
 def bound_sentence(found: pd.DataFrame) -> str:
