@@ -28,7 +28,7 @@ num_tokens = 100  # tokens of each document
 num_warmup_documents = 2  # documents read first and not scored
 resident_fraction = 0.25  # share of a layer's experts resident at the first capacity
 lru_hit_rate = 0.915  # the second capacity is the fewest slots where LRU hits this share of calls
-num_slots = 0  # one capacity, slots a layer; 0 takes the two above
+num_slots = 128  # one capacity, slots a layer; 0 takes the two above
 third_fraction = 0.0  # share of a layer's experts resident at a third capacity; 0 leaves it out
 
 # %%
