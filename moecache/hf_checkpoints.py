@@ -9,13 +9,15 @@ its own here. Files and bytes are not known here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
+from transformers import modeling_utils
 
 from moecache.hf_internals import (
     decoding_cache,
@@ -48,6 +50,24 @@ def skeleton(config: Any, dtype: torch.dtype | None = None) -> Any:
     """The causal language model of a configuration without any memory for its weights (on the device "meta")."""
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype or getattr(config, "dtype", None), trust_remote_code=False)
+
+
+@contextmanager
+def reading_instead_of_mapping() -> Iterator[None]:
+    """Let the library read weights into memory of their own inside the block.
+
+    It maps files otherwise: weights are then pages of the file, and the process is killed when the file becomes shorter.
+    """
+    before: Any = modeling_utils.safe_open
+
+    def open_for_reading(*args: Any, **settings: Any) -> Any:
+        return before(*args, **settings | {"backend": "pread"})
+
+    modeling_utils.safe_open = open_for_reading
+    try:
+        yield
+    finally:
+        modeling_utils.safe_open = before
 
 
 def strip_experts(model: nn.Module) -> None:

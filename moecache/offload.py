@@ -30,7 +30,7 @@ from moecache.families import model_shape
 from moecache.foresight import check_prediction
 from moecache.kernel import Fallback
 from moecache.low_bit_experts import LowBitExperts
-from moecache.offload_loading import load_dense
+from moecache.offload_loading import checkpoint_of, load_dense
 from moecache.policy import Policy, check_policy
 from moecache.runtime import Runtime
 from moecache.runtime_budget import parse_bytes, slots_within
@@ -180,7 +180,7 @@ def _from_path(
     model = load_dense(path, device)
     if store is None:
         host_bytes = 0 if host_memory is None else parse_bytes(host_memory)
-        store = open_store(path, host_bytes, is_pinned=device.type == "cuda" and host_bytes > 0)
+        store = open_store(checkpoint_of(model), host_bytes, is_pinned=device.type == "cuda" and host_bytes > 0)
         undo.callback(store.close)
     return model, store
 

@@ -3,7 +3,8 @@
 The library loads quantized checkpoints through a seam of its own: a *quantizer* may change the model after it was built without memory
 and before weights are read. Ours changes nothing but this: it takes the experts' parameters out. Their keys then have no place in the
 model, so they are neither allocated nor read, and tied weights, buffers and dtypes are the library's own work. The peak of memory is that
-of the dense weights.
+of the dense weights and once more the largest of them. They are the process's own, at aligned addresses: a file that changes later changes
+nothing, and products do not round by where in a file a weight happened to lie.
 
 What is loaded cannot compute: an experts implementation has to find the experts' weights elsewhere. Stores and slots are not known here.
 """
@@ -23,6 +24,7 @@ from moecache import hf_checkpoints
 from moecache.checkpoint import Checkpoint, read_checkpoint, read_config
 
 METHOD = "moecache"
+ALIGNMENT_BYTES = 64  # what torch gives its own memory
 
 
 @register_quantization_config(METHOD)
@@ -74,16 +76,17 @@ def load_dense(folder: str | Path, device: torch.device | str = "cpu", dtype: to
     """
     folder = Path(folder)
     read_config(folder)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=dtype,
-        device_map=None if str(device) == "cpu" else str(device),
-        quantization_config=_WithoutExperts(),  # type: ignore[call-arg]
-        output_loading_info=True,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-    )
+    with hf_checkpoints.reading_instead_of_mapping():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            device_map=None if str(device) == "cpu" else str(device),
+            quantization_config=_WithoutExperts(),  # type: ignore[call-arg]
+            output_loading_info=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
     model, told = loaded
     if missing := sorted(told["missing_keys"]):
         raise ValueError(
@@ -91,6 +94,9 @@ def load_dense(folder: str | Path, device: torch.device | str = "cpu", dtype: to
         )
     if left := [name for name, weight in (*model.named_parameters(), *model.named_buffers()) if weight.is_meta]:
         raise ValueError(f"{folder}: {len(left)} weights were not loaded: {', '.join(left[:3])}")
+    for weight in (*model.parameters(), *model.buffers()):
+        if weight.data_ptr() % ALIGNMENT_BYTES:
+            weight.data = weight.data.clone()
     model.moecache_checkpoint = read_checkpoint(folder, model)
     return model.eval()
 

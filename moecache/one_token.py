@@ -143,8 +143,7 @@ class OneToken:
         self._growth[0], self._epoch[0] = self._table[place], self._epochs[place]
 
     def _predict(self, predicted_ids: Sequence[int] | None) -> None:
-        is_right = predicted_ids is not None and len(predicted_ids) == self._top_k
-        if not (is_right and min(predicted_ids) >= -1 and max(predicted_ids) < self._num_experts):  # type: ignore[arg-type]
+        if predicted_ids is None or len(predicted_ids) != self._top_k or min(predicted_ids) < -1 or max(predicted_ids) >= self._num_experts:
             raise ValueError(f"{self._top_k} predicted ids in -1..{self._num_experts - 1} are needed, got {predicted_ids}")
         self._predicted[0, 0] = predicted_ids
 

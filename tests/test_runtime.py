@@ -196,7 +196,7 @@ def test_a_checkpoint_on_disk_gives_the_same_as_the_loaded_model(models, tmp_pat
     offloaded = mc.offload(tmp_path, mc.SPEED_FIRST, few_slots(model), host_memory=host_memory)
     found = logits_of(offloaded, TEXT)
     if family == "gpt_oss":  # its transposed products round by the address of a matrix
-        np.testing.assert_allclose(found, emulated.extra["logits"], atol=1e-5)
+        np.testing.assert_allclose(found, emulated.extra["logits"], atol=1e-6)
     else:
         assert np.array_equal(found, emulated.extra["logits"])
     offloaded.moecache.close()
