@@ -221,6 +221,27 @@ def test_a_figure_keeps_its_words_and_one_without_is_refused(executed):
         assemble(chapter, bare, "quick")
 
 
+def test_several_figures_of_one_cell_each_keep_their_words(executed):
+    chapter, notebook = executed
+    several = copy.deepcopy(notebook)
+    cell = next(cell for cell in several.cells if any("image/png" in output.get("data", {}) for output in cell.get("outputs", [])))
+    image = next(output for output in cell.outputs if "image/png" in output.get("data", {}))
+    second = copy.deepcopy(image)
+    second.metadata["image/png"]["alt"] = "Another line, for the second model."
+    note = nbformat.v4.new_output("stream", name="stdout", text="between")
+    cell.outputs = [note, image, note, second]
+    page = assemble(chapter, several, "quick").notebook
+    nbformat.validate(page)
+    drawn = [part for part in page.cells if "mystnb" in part.metadata]
+    assert [part.metadata["mystnb"]["image"]["alt"] for part in drawn] == [
+        "A line that rises to the number of slots.",
+        "Another line, for the second model.",
+    ]
+    assert [len(part.outputs) for part in drawn] == [3, 1]
+    assert drawn[1].source == ""
+    assert "remove-input" in drawn[1].metadata["tags"]
+
+
 def test_a_placeholder_without_a_value_is_refused():
     assert fill("{{a}} {{ a : +.1f }} {{b.c}}", {"a": 2, "b.c": "x"}, "page") == "2 +2.0 x"
     with pytest.raises(ValueError, match=r"page: no value 'c' for \{\{c\}\}; there are: a"):

@@ -59,7 +59,8 @@ def assemble(chapter: Chapter, executed: Any, profile: str) -> Page:
     """
     run = executed.metadata["moecache"]
     record = _record(executed)
-    first, *body = [_clean(cell, chapter) for cell in executed.cells if not _is_machinery(cell)]
+    shown = [cell for cell in executed.cells if not _is_machinery(cell)]
+    first, *body = [_clean(part, chapter) for cell in shown for part in _one_figure_each(cell)]
     first.source = first.source.replace("# ", f"# {chapter.number} · ", 1)
     parameters = parameters_cell(nbformat.v4.new_notebook(cells=body))
     parameters.source = with_values(parameters.source, run["parameters"])
@@ -114,6 +115,23 @@ def _is_machinery(cell: Any) -> bool:
     return not {_INJECTED_TAG, RECORD_TAG}.isdisjoint(cell.metadata.get("tags", []))
 
 
+def _one_figure_each(cell: Any) -> list[Any]:
+    """Split a cell that drew several figures: the builder knows one alternative text for each cell."""
+    outputs = cell.get("outputs", [])
+    images = [place for place, output in enumerate(outputs) if _is_image(output)]
+    if len(images) < 2:
+        return [cell]
+    parts = [{**cell, "outputs": outputs[: images[1]]}]
+    for place, end in zip(images[1:], [*images[2:], len(outputs)], strict=True):
+        metadata = {"tags": [*cell.metadata.get("tags", []), "remove-input"]}
+        parts.append({**cell, "source": "", "metadata": metadata, "outputs": outputs[place:end]})
+    return [nbformat.from_dict(part) for part in parts]
+
+
+def _is_image(output: Any) -> bool:
+    return "image/png" in output.get("data", {})
+
+
 def _clean(cell: Any, chapter: Chapter) -> Any:
     """Return a copy of a cell without anything that differs between two runs of the same numbers."""
     metadata = {name: cell.metadata[name] for name in _KEPT_METADATA if name in cell.metadata}
@@ -126,12 +144,9 @@ def _clean(cell: Any, chapter: Chapter) -> Any:
 
 
 def _alt_text(cell: Any, chapter: Chapter) -> str | None:
-    images = [output for output in cell.outputs if "image/png" in output.get("data", {})]
-    alts = [output.metadata.get("image/png", {}).get("alt") for output in images]
-    if None in alts or len(alts) > 1:
-        raise ValueError(
-            f"chapter {chapter.number}: show each figure with chapters.show(figure, alt=...), one to a cell, in\n{cell.source}"
-        )
+    alts = [output.metadata.get("image/png", {}).get("alt") for output in cell.outputs if _is_image(output)]
+    if None in alts:
+        raise ValueError(f"chapter {chapter.number}: show each figure with chapters.show(figure, alt=...), in\n{cell.source}")
     return alts[0] if alts else None
 
 
