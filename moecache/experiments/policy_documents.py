@@ -51,6 +51,7 @@ def stored_rows(
     num_tokens: int,
     num_warmup_documents: int = 8,
     regime: str = "stays_out",
+    layer_error: bool = True,
 ) -> pd.DataFrame:
     """Rows of all groups of policies on a reference model and its held-out documents, stored one group a file.
 
@@ -68,6 +69,8 @@ def stored_rows(
         The first held-out documents; the first `num_warmup_documents` of them are read and not scored.
     regime : str
         Goes into the rows; "stays_out" unless the policies admit what they substitute.
+    layer_error : bool
+        As for `measure`.
 
     Returns
     -------
@@ -85,11 +88,20 @@ def stored_rows(
             "num_tokens": num_tokens,
             "num_warmup_documents": num_warmup_documents,
             "regime": regime,
+            **({} if layer_error else {"layer_error": False}),
         }
 
         def run(policies: Sequence[tuple[str, Policy]] = policies) -> pd.DataFrame:
             model, documents, exact = _reading(model_name, num_documents, num_tokens)
-            rows = measure(model, documents, policies, num_slots, num_warmup_documents=num_warmup_documents, exact_losses=exact)
+            rows = measure(
+                model,
+                documents,
+                policies,
+                num_slots,
+                num_warmup_documents=num_warmup_documents,
+                exact_losses=exact,
+                layer_error=layer_error,
+            )
             return rows.assign(model=model_name, regime=regime)
 
         frames.append(results.load_or_run(experiment, parameters, run, inputs=inputs.reference_inputs(model_name)).frame)
