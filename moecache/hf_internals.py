@@ -174,7 +174,7 @@ def _router_hook(layer: int, listener: RouterListener) -> Callable[..., Any]:
         replaced = listener(layer, router_output(module, output))
         return None if replaced is None else (replaced.logits, replaced.weights, replaced.ids, *output[3:])
 
-    return hook
+    return torch.compiler.disable(hook)  # a decision is made anew in every call, and is no part of a captured graph
 
 
 @contextmanager
@@ -242,8 +242,11 @@ def experts_implementation(model: Any, name: str = EXPERTS_IMPLEMENTATION) -> It
 
 
 def register_experts(name: str, function: Callable[..., torch.Tensor]) -> None:
-    """Make a function (module, hidden, ids, weights) an experts implementation of this process, for any model to be set to."""
-    ALL_EXPERTS_FUNCTIONS.register(name, function)
+    """Make a function (module, hidden, ids, weights) an experts implementation of this process, for any model to be set to.
+
+    It is kept out of graphs that torch captures: what it looks up differs from call to call.
+    """
+    ALL_EXPERTS_FUNCTIONS.register(name, torch.compiler.disable(function))
 
 
 def apply_gate(experts: Any, products: torch.Tensor) -> torch.Tensor:

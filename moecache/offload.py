@@ -135,6 +135,8 @@ def check_carried_out(policy: Policy, low_bits: int | LowBitExperts | None) -> N
     if policy.needs_future:
         name = policy.eviction.name.lower()  # type: ignore[union-attr]
         raise ValueError(f"the runtime cannot carry out eviction={name!r}, which knows the future; simulate a recorded trace instead")
+    if policy.couples_layers:
+        raise ValueError(f"the runtime cannot carry out policy {policy.label!r}: its layers decide together, here each decides alone")
     if policy.fallback == Fallback.LOW_PRECISION and low_bits is None:
         raise ValueError("fallback='low_precision' computes misses from low-bit copies; give them as low_bits=")
     if policy.fallback != Fallback.LOW_PRECISION and low_bits is not None:

@@ -20,7 +20,10 @@ Arguments = dict[str, Any]
 
 
 def around(module: nn.Module, context: Callable[[Arguments], AbstractContextManager[None]]) -> Callable[[], None]:
-    """Run a module's forward inside ``context(arguments)``; the arguments are by name. Returns what undoes it."""
+    """Run a module's forward inside ``context(arguments)``; the arguments are by name. Returns what undoes it.
+
+    Nothing of it is captured by `torch.compile`, which therefore changes nothing: experts and their addresses differ from token to token.
+    """
     before, forward = module.__dict__.get("forward"), module.forward
     names = hf_internals.argument_names(module)
 
@@ -35,7 +38,7 @@ def around(module: nn.Module, context: Callable[[Arguments], AbstractContextMana
         else:
             module.__dict__["forward"] = before
 
-    module.__dict__["forward"] = inside
+    module.__dict__["forward"] = torch.compiler.disable(inside)
     return undo
 
 

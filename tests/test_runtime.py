@@ -358,6 +358,20 @@ def test_what_cannot_be_carried_out_is_refused_by_name(models):
     assert np.array_equal(plain_logits(model, SHORT), plain_logits(FAMILIES["qwen3_moe"](), SHORT))
 
 
+def test_a_policy_that_couples_layers_is_refused_by_name(models, monkeypatch):
+    monkeypatch.setattr(mc.Policy, "couples_layers", property(lambda policy: True))
+    with pytest.raises(ValueError, match="policy 'speed-first': its layers decide together"):
+        mc.offload(models["qwen3_moe"], mc.SPEED_FIRST, 5)
+
+
+def test_compiling_an_offloaded_model_changes_nothing(models, offloaded):
+    text, settings = torch.from_numpy(SHORT[None]), {"backend": "eager"}
+    expected = offloaded("qwen3_moe")(input_ids=text).logits
+    assert torch.equal(torch.compile(models["qwen3_moe"], **settings)(input_ids=text).logits, expected)
+    with pytest.raises(RuntimeError, match="no compiled frames"):
+        torch.compile(models["qwen3_moe"], fullgraph=True, **settings)(input_ids=text)
+
+
 def test_a_store_of_another_model_is_refused_and_the_model_is_whole_again(models):
     model = models["qwen3_moe"]
     with pytest.raises(ValueError, match="the store holds 3 layers of 8 experts, but the model has 2 of 12"):
