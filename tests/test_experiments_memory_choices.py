@@ -11,7 +11,7 @@ import torch
 from moecache import hf_internals
 from moecache.experiments import memory_choices, memory_choices_report
 from moecache.experiments.memory_choices_cells import ALL_FEW, COPIES, FEW_BITS, Sizes, Sweep, contenders, size_rows, sizes_of
-from moecache.experiments.memory_choices_curves import bands, curve_at, intervals, levels_of, points, winners
+from moecache.experiments.memory_choices_curves import bands, curve_at, intervals, levels_of, line_at, points, winners
 from moecache.figures import memory_choices as drawn
 from moecache.low_bit import round_trip
 from moecache.score import score
@@ -144,6 +144,10 @@ def test_a_curve_is_straight_in_logarithms():
     assert curve_at(curve, 0.5) == (0.5, {"a": 1.0})
     assert curve_at(curve, 1000.0) == (0.001, {"c": 1.0})
     assert curve_at(curve[1:], 0.5) is None
+    assert [line_at(curve[1:], level)[1] for level in (0.5, 1000.0)] == [{"b": 1.0}, {"c": 1.0}]
+    rising = curve.assign(loss=[0.5, 0.001, 0.1])
+    assert curve_at(rising, 10.0) == (0.001, {"b": 1.0})
+    assert line_at(rising, 10.0)[0] == pytest.approx(0.01)
     ends = curve.assign(loss=[0.5, 0.1, 0.0])
     assert curve_at(ends, 10.0) == (pytest.approx(0.05), pytest.approx({"b": 0.5, "c": 0.5}))
 
@@ -177,13 +181,14 @@ def test_page_shows_every_cell(frame, model, monkeypatch):
     values = memory_choices_report.values(frame, table, found, "tiny")
     assert (values["num_scored"], values["num_planned_scored"]) == (4, 5)
     assert "4 bits, 75%" in values["map_words"]
+    assert values["main_cell"] == "16 bits, 25%"
     monkeypatch.setattr("moecache.experiments.memory_choices_cells.load_model", lambda name: model)
     sweep = {"gate_thresholds": [0.3], "copy_gate_thresholds": [], "copy_bits": [2, 3], "num_prefetches": 4}
     sizes = size_rows("tiny", [16, 4], [0.25, 0.75], sweep)
     shown = memory_choices_report.shown_sizes(sizes)
     assert len(shown) == 4
     assert shown.columns.size <= 8
-    assert memory_choices_report.copy_words(sizes).endswith("of 4 bits")
+    assert memory_choices_report.copy_words(sizes).endswith("at 4 bits")
 
 
 def test_a_map_without_scored_documents_is_refused(model):

@@ -74,6 +74,16 @@ def curve_at(curve: pd.DataFrame, waited_kb: float) -> tuple[float, Contrast] | 
     return between if between[0] < found[0] else found
 
 
+def line_at(curve: pd.DataFrame, waited_kb: float) -> tuple[float, Contrast]:
+    """Loss and weights of the line through a contender's points at `waited_kb`; the end of the curve where it does not reach."""
+    ordered = curve.sort_values("waited_kb")
+    below, above = ordered[ordered["waited_kb"] <= waited_kb], ordered[ordered["waited_kb"] > waited_kb]
+    if below.empty or above.empty:
+        end = (above if below.empty else below).iloc[0 if below.empty else -1]
+        return float(end["loss"]), {str(end["policy"]): 1.0}
+    return _between(below.iloc[-1], above.iloc[0], waited_kb)
+
+
 def _between(below: pd.Series, above: pd.Series, waited_kb: float) -> tuple[float, Contrast]:
     """The line between two points, in logarithms where they exist."""
     share = math.log(waited_kb / below["waited_kb"]) / math.log(above["waited_kb"] / below["waited_kb"])

@@ -6,7 +6,8 @@ module measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -15,7 +16,7 @@ from moecache import stats
 from moecache.experiments.contrasts_report import UNIT, Contrast, combined
 from moecache.experiments.memory_choices import NO_WAIT, PLANNED, PLANNED_COPY_BITS, RULE
 from moecache.experiments.memory_choices_cells import ALL_FEW, COPIES, SUBSTITUTION
-from moecache.experiments.memory_choices_curves import NOBODY, bands, curve_at, levels_of, points, winners
+from moecache.experiments.memory_choices_curves import NOBODY, bands, levels_of, line_at, points, winners
 from moecache.stats.paired import DIFFERENCE
 
 PLANNED_COPIES = f"{PLANNED_COPY_BITS}-bit copies"
@@ -79,9 +80,8 @@ def planned_contrast(rows: pd.DataFrame) -> tuple[Contrast, str]:
     if not first["waited_kb"] <= waited <= last["waited_kb"]:
         end = first if waited < first["waited_kb"] else last
         note = f"the copies wait for {waited:.1f} kB a token, beyond the curve: compared with {end['rule']}, {end['waited_kb']:.1f} kB"
-    at = curve_at(curve, max(waited, float(first["waited_kb"])))
-    assert at is not None
-    return {str(copies["policy"]): 1.0} | {name: -weight for name, weight in at[1].items()}, note
+    weights = line_at(curve, waited)[1]
+    return {str(copies["policy"]): 1.0} | {name: -weight for name, weight in weights.items()}, note
 
 
 def planned_tests(frame: pd.DataFrame, model: str) -> pd.DataFrame:
@@ -109,25 +109,38 @@ def planned_tests(frame: pd.DataFrame, model: str) -> pd.DataFrame:
     pairs = [(str(name), _ZERO) for name in names]
     found = stats.paired_tests(pd.concat([joined, zero], ignore_index=True), pairs, unit=UNIT)
     checked = stats.paired_tests(pd.concat([joined, zero], ignore_index=True), pairs, test="wilcoxon", unit=UNIT)
-    ratio = [1 - difference / loss for difference, loss in zip(found["difference_nats"], losses, strict=True)]
+    ratio = [_ratio(loss - difference, loss) for difference, loss in zip(found["difference_nats"], losses, strict=True)]
     return found.assign(comparison=names, p_wilcoxon=checked["p_holm"], note=notes, copies_loss=losses, ratio=ratio)
 
 
+def _ratio(above: float, below: float) -> float:
+    """NaN where one of the two is no loss."""
+    return above / below if min(above, below) > 0 else math.nan
+
+
 def shown_tests(found: pd.DataFrame) -> pd.DataFrame:
-    """`planned_tests` as a page shows them, in thousandths of a nat."""
+    """`planned_tests` with a column `model`, as a page shows them, in thousandths of a nat."""
+    if "comparison" not in found:
+        return pd.DataFrame({"cell": ["none could be carried out"]})
     bounds = zip(found["low"], found["high"], strict=True)
     return pd.DataFrame(
         {
-            "cell": found["comparison"],
+            "cell": found["model"].str.removeprefix("reference-") + ": " + found["comparison"],
             "copies − substitution": 1000 * found["difference_nats"],
             "95 % interval": [f"[{1000 * low:+.1f}, {1000 * high:+.1f}]" for low, high in bounds],
             "dz": found["dz"],
             "smallest detectable": 1000 * found["smallest_detectable_nats"],
             "p (Holm)": found["p_holm"],
             "p (Wilcoxon)": found["p_wilcoxon"],
-            "ratio": found["ratio"],
+            "ratio": [f"{ratio:.1f}" if math.isfinite(ratio) else "-" for ratio in found["ratio"]],
         }
     )
+
+
+def main_cell(found: Sequence[tuple[int, float]]) -> tuple[int, float]:
+    """The cell whose policies are listed: the first planned one that was read, else the first."""
+    read = [(int(bits), float(budget)) for bits, budget in found]
+    return next((at for at in PLANNED if at in read), read[0])
 
 
 def shown_points(table: pd.DataFrame, base_bits: int, budget: float) -> pd.DataFrame:
@@ -175,7 +188,7 @@ def shown_sizes(sizes: pd.DataFrame) -> pd.DataFrame:
 def copy_words(sizes: pd.DataFrame) -> str:
     """What 2-bit copies of all experts take of each base precision."""
     rows = sizes[sizes["copy_bits"] == PLANNED_COPY_BITS].drop_duplicates("base_bits")
-    return ", ".join(f"{row.copy_fraction:.1%} of {row.base_bits} bits" for row in rows.itertuples())
+    return ", ".join(f"{row.copy_fraction:.1%} of an expert at {row.base_bits} bits" for row in rows.itertuples())
 
 
 def untested_words(frame: pd.DataFrame, model: str, asked: Sequence[tuple[int, float]]) -> str:
@@ -211,6 +224,12 @@ def band_words(found: pd.DataFrame) -> str:
     return "; ".join(sentences) + "."
 
 
+def others_words(found: Mapping[str, pd.DataFrame], tests: Mapping[str, pd.DataFrame], first: str) -> str:
+    """The planned comparisons and the map of the models after the first, in prose."""
+    parts = [f"{model}, planned: {test_words(tests[model])}. {band_words(found[model])}" for model in found if model != first]
+    return " ".join(parts) if parts else "(Only one model was read.)"
+
+
 def wins_words(found: pd.DataFrame) -> str:
     """In how many cells each family wins somewhere while some misses are not waited for."""
     number = found[["base_bits", "budget"]].drop_duplicates().shape[0]
@@ -225,6 +244,7 @@ def values(frame: pd.DataFrame, table: pd.DataFrame, found: pd.DataFrame, model:
     in_map = rows[rows["in_map"]]
     return {
         "model": model,
+        "main_cell": cell_name(*main_cell(cells(frame, model))),
         "num_scored": int(in_map["document"].nunique()),
         "num_clusters": int(in_map["cluster"].nunique()),
         "num_planned_scored": int(rows["document"].nunique()),
