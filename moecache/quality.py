@@ -35,7 +35,7 @@ from moecache.substituted_calls import describe_substituted
 from moecache.trace import DecisionLog, ModelShape, RouterTrace
 
 ESTIMATED = "estimated"
-FEWEST_POLICIES = 6
+FEWEST_POLICIES = 4
 FAR = 1.5  # an estimate above the largest fitted loss by this factor is extrapolated
 LARGEST_NATS = 700.0  # whose exponential is still a number
 
@@ -86,7 +86,7 @@ class QualityModel:
     misfits : [B] log of (loss / estimate) of policies and documents that were not fitted.
     confidence : of intervals.
     largest_loss_nats : of the fitted policies.
-    left_out : labels of policies whose loss was not clear of zero.
+    left_out : labels of policies whose loss was not a standard error above zero.
     errors : for each form, the root mean square of log (loss / estimate) of families that were left out.
     """
 
@@ -153,16 +153,16 @@ class QualityModel:
         Raises
         ------
         ValueError
-            If columns are missing, a policy lacks a document, fewer than six policies have a loss clear of zero, or there are fewer than
-            three clusters.
+            If columns are missing, a policy lacks a document, fewer than four policies have a loss a standard error above zero, or there
+            are fewer than three clusters.
         """
         sums = policy_sums(frame, shape.num_layers)
         losses = sums.mean_losses(np.ones((1, sums.num_clusters)))[0]
         is_clear = losses > CLEAR * sums.standard_errors()
         if is_clear.sum() < FEWEST_POLICIES:
             raise ValueError(
-                f"{int(is_clear.sum())} of {len(losses)} policies have a loss clear of zero: at least {FEWEST_POLICIES} are needed; "
-                "score more documents, or policies that substitute more"
+                f"{int(is_clear.sum())} of {len(losses)} policies have a loss a standard error above zero: at least {FEWEST_POLICIES} are "
+                "needed; score more documents, or policies that substitute more"
             )
         kept = sums.of_policies(np.flatnonzero(is_clear))
         candidates = [_known(name) for name in ([form] if form is not None else forms)]

@@ -11,7 +11,7 @@ import numpy as np
 from moecache.quality_fit import FORMS, MISFIT, Array, Fitted, Observed, fit_many, predict_nats
 from moecache.quality_sums import PolicySums
 
-CLEAR = 1.96  # standard errors above zero of a loss that can be fitted in logarithms
+CLEAR = 1.0  # standard errors above zero of a loss that can be fitted in logarithms; how uncertain it is weighs besides
 
 
 def draw(num_clusters: int, num_draws: int, seed: int) -> Array:

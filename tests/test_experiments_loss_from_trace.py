@@ -103,7 +103,7 @@ def test_too_few_policies_are_not_judged(measured: pd.DataFrame, fits: judging.F
 
 def test_joined_rows_have_the_simulators_view_and_the_emulators_loss(measured: pd.DataFrame) -> None:
     rows = measured[measured["novelty"] == experiment.CAPACITY].drop(columns="seconds").reset_index(drop=True)
-    seen = rows[["policy", "num_slots", "substituted_mass", *(c for c in rows if c.startswith(("squared_", "log_age_")))]].copy()
+    seen = rows[["policy", "num_slots", "substituted_mass", *(str(c) for c in rows if str(c).startswith(("squared_", "log_age_")))]].copy()
     seen = seen.assign(document=0, num_tokens=0, seconds=2.0, squared_l0_r0=seen["squared_l0_r0"] * 3)
     both = judging.joined(rows, seen.sample(frac=1, random_state=0).sort_index())
     np.testing.assert_allclose(both["squared_l0_r0"], 3 * rows["squared_l0_r0"])

@@ -20,7 +20,6 @@ from moecache import stats
 from moecache.experiments.loss_from_trace import FAMILY, FRONT
 from moecache.pareto import pareto_front
 from moecache.quality import QualityModel
-from moecache.quality_draws import CLEAR
 from moecache.quality_fit import FORMS
 from moecache.quality_sums import PolicySums, cell_columns, policy_sums
 from moecache.stats.relations import FEWEST_POINTS, rowwise_correlation
@@ -29,6 +28,7 @@ from moecache.stats.rows import detectable_from_draws
 from moecache.trace import ModelShape
 
 FITTED, JUDGED = "fitted", "judged"
+CLEAR = 1.96  # standard errors above zero of a policy that is in a coefficient
 USEFUL, HONEST, NEAR = 0.9, 0.8, 1.1  # of the plan: Spearman's coefficient, share inside the interval, ratio to the front
 
 
