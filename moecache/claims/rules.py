@@ -18,6 +18,7 @@ import pandas as pd
 
 from moecache.claims.composition_rules import COMPOSITION_RULES
 from moecache.claims.data import Drawing
+from moecache.claims.generation_rules import GENERATION_RULES
 from moecache.claims.losses import MASS, Losses, gather_losses
 from moecache.claims.policy_rules import POLICY_RULES
 from moecache.claims.verdict import State, Verdict, side_of
@@ -167,6 +168,7 @@ RULES: Mapping[str, Rule] = (
     }
     | POLICY_RULES
     | COMPOSITION_RULES
+    | GENERATION_RULES
 )
 
 
