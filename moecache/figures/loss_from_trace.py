@@ -72,6 +72,8 @@ def _draw_points(axes: Axes, drawn: pd.DataFrame, columns: tuple[str, ...], look
         )  # fmt: skip
     ends = 100 * drawn["measured_increase"].min(), 100 * drawn["measured_increase"].max()
     axes.plot(ends, ends, color=INK, linewidth=0.9)
+    middles = 100 * drawn[["measured_increase", "mass_increase", BOUNDS[0]]].to_numpy()
+    axes.set_ylim(middles[middles > 0].min() / 3, middles.max() * 3)  # an interval may end anywhere; the points decide what is seen
     _plain_numbers(axes)
 
 
