@@ -166,7 +166,9 @@ def test_right_answers_are_compared_problem_by_problem(frame):
     rows = pd.DataFrame(frame[frame["domain"] == "interpreter"]).drop(columns=["is_right", "exact_is_right"])
     number = rows.groupby("policy", sort=False).cumcount()
     rows = rows.assign(exact_is_right=number < 5, is_right=(number < 5) & (rows["policy"] == "first 1"))
-    tests = generation_report.accuracy_tests(rows).set_index("question")
+    found = generation_report.accuracy_tests(rows)
+    assert found is not None
+    tests = found.set_index("question")
     assert tests.loc["interpreter: substitute every miss", "p"] == pytest.approx(4 * 2 * 0.5**5)  # Holm over four policies
     assert tests.loc["interpreter: substitute every miss", "estimate"] == pytest.approx(5 / 6)
     assert tests.loc["interpreter: first 1", "p"] == 1.0

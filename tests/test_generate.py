@@ -59,8 +59,10 @@ def test_decisions_and_tokens_are_those_of_the_stepped_emulator(make):
             assert ids.tolist() == own[11:].tolist()
         is_prompt = found.run.extra["is_prompt"]
         assert is_prompt.sum() == 24
-        assert np.isin(found.run.decisions.outcome[is_prompt], (Outcome.HIT, Outcome.FETCHED)).all()
-        any_replaced |= bool(np.isin(found.run.decisions.outcome, (Outcome.SUBSTITUTED, Outcome.DROPPED)).any())
+        log = found.run.decisions
+        assert log is not None
+        assert np.isin(log.outcome[is_prompt], (Outcome.HIT, Outcome.FETCHED)).all()
+        any_replaced |= bool(np.isin(log.outcome, (Outcome.SUBSTITUTED, Outcome.DROPPED)).any())
     assert any_replaced
 
 

@@ -24,8 +24,8 @@ UNIT = "cluster"
 EXACT = "fetch every miss"
 FEWEST_TEMPLATES = 5  # to be drawn
 LEAST_ACCURACY = 0.2  # where the exact model solves fewer, accuracy is not judged
-_FOLLOWS = {Answer.YES: "follows mass", Answer.NO: "does not follow mass", Answer.OPEN: "is not decided"}
-_NOTHING = {Answer.YES: "says nothing", Answer.NO: "says something", Answer.OPEN: "is not decided"}
+_FOLLOWS = {Answer.YES: "follows mass", Answer.NO: "does not follow mass", Answer.OPEN: "may or may not follow mass"}
+_NOTHING = {Answer.YES: "says nothing", Answer.NO: "says something", Answer.OPEN: "may or may not say something"}
 
 
 def words_of(kind: str) -> str:
@@ -218,7 +218,7 @@ def values(rows: pd.DataFrame) -> dict[str, Any]:
             "num_templates": problems["template"].nunique(),
             "exact_right": float(problems["exact_is_right"].mean()),
             "num_exact": float(problems["num_exact"].mean()),
-            "across": across,
+            "across": f"{across} ({int((of_policy[BEFORE] == 1.0).sum())} of them agree in full)",
             "follows": _FOLLOWS[follows],
             "within": within,
             "nothing": _NOTHING[nothing],
