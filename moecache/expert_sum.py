@@ -21,11 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moecache import hf_internals
+from moecache.packed_products import PackedMatrix
 
 IMPLEMENTATION = "moecache"
 _SOURCE = "_moecache_source"
 
-Weights = Mapping[str, Tensor]
+Weights = Mapping[str, Any]  # tensors, or matrices in few bits
 
 
 class ExpertSource(Protocol):
@@ -155,7 +156,12 @@ def expert_output(module: Any, hidden: Tensor, weights: Weights) -> Tensor:
 def _product(inputs: Tensor, weights: Weights, name: str, is_transposed: bool) -> Tensor:
     matrix, bias = weights[name], weights.get(f"{name}_bias")
     inputs = inputs.to(matrix.dtype)
-    output = inputs @ matrix if is_transposed else F.linear(inputs, matrix)
+    if isinstance(matrix, PackedMatrix):
+        output = matrix.product(inputs)
+    elif is_transposed:
+        output = inputs @ matrix
+    else:
+        output = F.linear(inputs, matrix)
     return output if bias is None else output + bias
 
 

@@ -58,16 +58,17 @@ def reading_instead_of_mapping() -> Iterator[None]:
 
     It maps files otherwise: weights are then pages of the file, and the process is killed when the file becomes shorter.
     """
-    before: Any = modeling_utils.safe_open
+    library: Any = modeling_utils
+    before = library.safe_open
 
     def open_for_reading(*args: Any, **settings: Any) -> Any:
         return before(*args, **settings | {"backend": "pread"})
 
-    modeling_utils.safe_open = open_for_reading
+    library.safe_open = open_for_reading
     try:
         yield
     finally:
-        modeling_utils.safe_open = before
+        library.safe_open = before
 
 
 def strip_experts(model: nn.Module) -> None:

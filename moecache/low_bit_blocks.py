@@ -41,7 +41,7 @@ def low_bit_layout(full: BlockLayout, bits: int, is_transposed: bool) -> BlockLa
         if len(spec.shape) != 2:
             tensors[spec.name] = (spec.shape, spec.dtype)
             continue
-        outputs, inputs = _outputs_and_inputs(spec, is_transposed)
+        outputs, inputs = outputs_and_inputs(spec, is_transposed)
         groups = -(-inputs // group_size(inputs, bits))
         tensors[f"{spec.name}.codes"] = ((outputs, inputs if bits == 8 else -(-inputs // 2)), "uint8")
         tensors[f"{spec.name}.scale"] = ((outputs, groups), "bfloat16")
@@ -70,11 +70,16 @@ def unround_block(low: Mapping[str, torch.Tensor], full: Mapping[str, torch.Tens
             weight.copy_(low[name])
             continue
         inputs = weight.shape[0] if is_transposed else weight.shape[1]
-        codes, scale = low[f"{name}.codes"], low[f"{name}.scale"]
-        zero = low.get(f"{name}.zero", torch.zeros_like(scale))
-        plain = codes if bits == 8 else torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1)[:, :inputs]
-        matrix = dequantise(LowBit(plain, scale, zero, bits, group_size(inputs, bits)), weight.dtype)
+        matrix = dequantise(low_bit_of(low, name, inputs, bits), weight.dtype)
         weight.copy_(matrix.T if is_transposed else matrix)
+
+
+def low_bit_of(low: Mapping[str, torch.Tensor], name: str, num_inputs: int, bits: int) -> LowBit:
+    """A matrix of a low-bit block, one code a byte."""
+    codes, scale = low[f"{name}.codes"], low[f"{name}.scale"]
+    zero = low.get(f"{name}.zero", torch.zeros_like(scale))
+    plain = codes if bits == 8 else torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1)[:, :num_inputs]
+    return LowBit(plain, scale, zero, bits, group_size(num_inputs, bits))
 
 
 def _nibbles(codes: torch.Tensor) -> torch.Tensor:
@@ -85,7 +90,8 @@ def _nibbles(codes: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-def _outputs_and_inputs(spec: TensorSpec, is_transposed: bool) -> tuple[int, int]:
+def outputs_and_inputs(spec: TensorSpec, is_transposed: bool) -> tuple[int, int]:
+    """Outputs and inputs of a matrix in a full block."""
     return (spec.shape[1], spec.shape[0]) if is_transposed else (spec.shape[0], spec.shape[1])
 
 

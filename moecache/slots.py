@@ -47,7 +47,7 @@ class SlotPool:
         self.num_bytes = num_blocks * layout.block_bytes
         raw = _allocate(self.num_bytes, self.device)
         start = -raw.data_ptr() % ALIGNMENT
-        self.blocks: list[Tensor] = list(raw[start : start + self.num_bytes].view(num_blocks, -1))
+        self.blocks: list[Tensor] = list(raw[start : start + self.num_bytes].view(num_blocks, layout.block_bytes))
         self.views: list[dict[str, Tensor]] = [layout.views(block) for block in self.blocks]
 
     def __len__(self) -> int:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from dense import logged_output
-from tiny_models import FAMILIES, documents
+from tiny_models import FAMILIES, documents, lively
 
 import moecache as mc
 from moecache import hf_internals
 from moecache.expert_sum import ClosedError
 from moecache.families import model_shape
+from moecache.low_bit_experts import LowBitExperts
 from moecache.score import document_losses
 from moecache.store import RamStore, open_store
 from moecache.transfer import FetchError
@@ -182,6 +183,23 @@ def test_low_precision_agrees_with_the_emulator(models, offloaded, bits):
     assert recording.decisions().is_equal(emulated.decisions)
     np.testing.assert_allclose(logits, emulated.extra["logits"], atol=1e-4)
     assert model.moecache.stats()["low_precision"] > 10
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_packed_products_of_low_bit_copies_agree_with_the_emulator(bits):
+    policy = mc.FIRST_CHOICE.replace(fallback="low_precision", label="low precision")
+    small = FAMILIES["granitemoe"]()
+    small.config.intermediate_size = 64
+    model = lively(type(small), small.config, 0)
+    emulated = mc.emulate(model, TEXT, policy, few_slots(model), stepped=True, keep_logits=True, low_bits=bits)
+    copies = LowBitExperts.rounded(RamStore.from_model(model), bits, is_transposed=False)
+    assert copies.is_packed
+    mc.offload(model, policy, few_slots(model), low_bits=copies)
+    with model.moecache.record_trace() as recording:
+        logits = logits_of(model, TEXT)
+    model.moecache.close()
+    assert recording.decisions().is_equal(emulated.decisions)
+    np.testing.assert_allclose(logits, emulated.extra["logits"], atol=1e-3)
 
 
 # From disk
