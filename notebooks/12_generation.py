@@ -171,7 +171,8 @@ else:
 # ## What it does not mean
 #
 # Policies that agree in full are tied, whatever their mass, and ties pull a coefficient towards zero: where most policies are at that
-# ceiling, "does not follow" says that mass does not order them, not that heavy substitution is harmless. Answers here are short and their form is rigid: most tokens are decided by a wide margin, and an answer has few places at which to turn.
+# ceiling, "does not follow" says that mass does not order them, not that heavy substitution is harmless.
+# Answers here are short and their form is rigid: most tokens are decided by a wide margin, and an answer has few places at which to turn.
 # Long free answers turn sooner. A prompt whose misses are all waited for leaves the cache ready for its topic, so a short answer after a
 # long prompt meets fewer misses than a long text does. A right answer needs no agreement: another text may hold the same value.
 # Intervals carry the drawing of problems, not that of training seeds or of other templates, and a model of this size says nothing about
