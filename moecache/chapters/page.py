@@ -49,7 +49,8 @@ def to_html(notebook: Any, title: str) -> str:
 def _cell(cell: Any) -> str:
     if cell.cell_type == "markdown":
         return _markdown().render(cell.source)
-    return "\n".join([_code(cell.source), *(_output(output, cell) for output in cell.outputs)])
+    code = [_code(cell.source)] if cell.source else []
+    return "\n".join([*code, *(_output(output, cell) for output in cell.outputs)])
 
 
 def _output(output: Any, cell: Any) -> str:
