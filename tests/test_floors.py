@@ -53,8 +53,9 @@ FLOORS: list[tuple[int, set[str]]] = [
     (4, {"offload"}),
     (5, {"frame_file", "stats", "figures", "reference", "export_gguf"}),
     (5, {"results"}),
+    (5, {"claims"}),
     (5, {"experiments"}),
-    (6, {"chapters", "claims"}),
+    (6, {"chapters"}),
     (6, {"cli"}),
 ]
 ROW_OF = {name: row for row, (_, names) in enumerate(FLOORS) for name in names}

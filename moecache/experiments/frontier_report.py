@@ -87,7 +87,7 @@ def ratios(frame: pd.DataFrame, axis: str = "fetches_per_step", targets: Sequenc
     found = {family: [paired.index(name) for name in names] for family, names in curves(frame).items()}
     rows = []
     for target in targets:
-        draws, here = ({family: _read(*sides, at, target) for family, at in found.items()} for sides in (drawn, observed))
+        draws, here = ({family: _read(x, y, at, target) for family, at in found.items()} for x, y in (drawn, observed))
         for family in found:
             if family != PLAIN:
                 rows.append((family, target, *_ratio(draws[family] - draws[PLAIN], here[family] - here[PLAIN], family)))
