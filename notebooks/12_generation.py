@@ -44,7 +44,7 @@ asked = (num_problems, num_warmup_problems)
 # ## Measure
 #
 # {{model}} with {{slots}} experts resident a layer answers {{num_problems_word_problems}} word problems
-# ({{num_templates_word_problems}} templates) and {{num_problems_interpreter}} interpreter sessions ({{num_templates_interpreter}}
+# ({{num_templates_word_problems}} templates) and {{num_problems_interpreter}} interpreter lines ({{num_templates_interpreter}}
 # templates), none of whose templates it was trained on, in turns. A prompt holds three solved problems of the template. Every miss in a
 # prompt is waited for; from the first written token on the policy decides, and the cache is kept from problem to problem. Decoding is
 # greedy, so the exact model's answer is one text. The first token of an answer is decided by the prompt alone and is not counted.
@@ -159,7 +159,7 @@ else:
 # over {{worst_agreement_word_problems:.1%}}, and is right in {{worst_right_word_problems:.0%}}. Across {{across_word_problems}}:
 # agreement {{follows_word_problems}}. Problem by problem {{within_word_problems}}: mass {{nothing_word_problems}}.
 #
-# **Interpreter sessions.** The exact model solves {{exact_right_interpreter:.0%}} in {{num_exact_interpreter:.0f}} tokens. Half of the
+# **Interpreter lines.** The exact model solves {{exact_right_interpreter:.0%}} in {{num_exact_interpreter:.0f}} tokens. Half of the
 # policies agree over at least {{median_agreement_interpreter:.1%}}; the worst, *{{worst_interpreter}}*, over
 # {{worst_agreement_interpreter:.1%}}, and is right in {{worst_right_interpreter:.0%}}. Across {{across_interpreter}}: agreement
 # {{follows_interpreter}}. Problem by problem {{within_interpreter}}: mass {{nothing_interpreter}}.
