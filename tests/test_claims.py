@@ -235,7 +235,7 @@ def test_without_results_every_claim_is_not_yet_measured(tmp_path: Path) -> None
 
 
 def test_the_page_shows_verdicts_evidence_and_where_it_was_measured(tmp_path: Path) -> None:
-    _store(tmp_path, _frame(WORLD, SETTINGS))
+    _store(tmp_path, _frame(WORLD, (SETTINGS[1], ("reference-64", "stays_out", 16))))
     (tmp_path / "04_which_misses_matter.py").touch()
     text = claims.page(tmp_path, tmp_path)
     assert "| **supported**: in all 2 settings | not measured | [04](chapters/04_which_misses_matter.ipynb) |" in text
@@ -244,6 +244,12 @@ def test_the_page_shows_verdicts_evidence_and_where_it_was_measured(tmp_path: Pa
     unbuilt = claims.page(tmp_path, tmp_path, built=["00"])
     assert "chapters/04" not in unbuilt
     assert "04 (planned)" in unbuilt
+
+
+def test_one_model_alone_does_not_support_a_claim(tmp_path: Path) -> None:
+    _store(tmp_path, _frame(WORLD, SETTINGS))
+    row = next(line for line in claims.page(tmp_path, tmp_path).splitlines() if line.startswith("| a |"))
+    assert "| **inconclusive**: supported in all 2 settings, but not measured on reference-64 |" in row
 
 
 def test_results_of_another_kernel_decide_nothing(tmp_path: Path) -> None:

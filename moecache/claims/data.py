@@ -9,7 +9,7 @@ This module decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ class Drawing:
     num_draws, seed : int
     fewest_units : int
         With fewer, a verdict is inconclusive.
+    models : list of str
+        A claim that one of these models has not been asked is not called supported.
     """
 
     unit: str = "cluster"
@@ -46,6 +48,7 @@ class Drawing:
     num_draws: int = 10_000
     seed: int = 0
     fewest_units: int = 20
+    models: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

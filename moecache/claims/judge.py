@@ -5,6 +5,8 @@ This module does not know what a rule does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pandas as pd
 
 from moecache.claims.data import Claim, Drawing, load_claims
@@ -40,6 +42,29 @@ def verdict_on(claim_id: str, frame: pd.DataFrame) -> Verdict:
         decided = ", ".join(claim.id for claim in claims if claim.rule)
         raise ValueError(f"no rule decides claim {claim_id!r}; there are rules for {decided}")
     return combine(judge_settings(found[0], drawing, frame))
+
+
+def overall(verdicts: Mapping[str, Verdict], models: Sequence[str]) -> Verdict:
+    """Return the verdict over all settings and models; one that supports must have asked every model.
+
+    Parameters
+    ----------
+    verdicts : mapping of str to Verdict
+        By setting, as `judge_settings` returns them.
+    models : sequence of str
+        Every model that a supported claim must hold for.
+
+    Returns
+    -------
+    Verdict
+        As of `combine`; but inconclusive instead of supported where a model was not measured.
+    """
+    verdict = combine(verdicts)
+    measured = {setting.partition(",")[0] for setting, v in verdicts.items() if v.state is not State.NOT_YET_MEASURED}
+    missing = [model for model in models if model not in measured]
+    if verdict.state is not State.SUPPORTED or not missing:
+        return verdict
+    return Verdict(State.INCONCLUSIVE, f"supported {verdict.evidence}, but not measured on {', '.join(missing)}")
 
 
 def judge_settings(claim: Claim, drawing: Drawing, frame: pd.DataFrame) -> dict[str, Verdict]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from moecache.claims.data import Claim, Drawing, load_claims, stored_frame
-from moecache.claims.judge import judge_settings
-from moecache.claims.verdict import State, Verdict, combine
+from moecache.claims.judge import judge_settings, overall
+from moecache.claims.verdict import State, Verdict
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MARKS = {
@@ -32,7 +32,8 @@ small model need not hold for a large one, and the other way round.
 
 A verdict is computed from the results that are stored with the study, the full runs, also where the chapters of this
 book show a quick run. Its rule was fixed before the full run was looked at and is written below. *Inconclusive* means
-that the interval does not decide, or that settings disagree.
+that the interval does not decide, that settings disagree, or that a model which a supported claim must hold for has
+not been measured.
 """
 
 
@@ -58,13 +59,12 @@ def page(notebooks: Path = _ROOT / "notebooks", stored: Path | None = None, buil
     chapters = {number: name for number, name in names.items() if built is None or number in built}
     read = cache(lambda experiment: stored_frame(experiment, stored))
     judged = {c.id: judge_settings(c, drawing, read(c.experiment)[0]) if c.rule else {} for c in claims}
-    rows = [_row(claim, judged[claim.id], chapters) for claim in claims]
+    rows = [_row(claim, overall(judged[claim.id], drawing.models), chapters) for claim in claims]
     evidence = [_evidence(c, judged[c.id], read(c.experiment)[1]) for c in claims if c.rule]
     return "\n".join([_HEAD, _COLUMNS, *rows, "", "## Rules and evidence", "", _how(drawing), *evidence])
 
 
-def _row(claim: Claim, verdicts: Mapping[str, Verdict], chapters: Mapping[str, str]) -> str:
-    verdict = combine(verdicts)
+def _row(claim: Claim, verdict: Verdict, chapters: Mapping[str, str]) -> str:
     ours = ": ".join(part for part in (_MARKS[verdict.state], verdict.evidence) if part)
     links = ", ".join(
         f"[{number}](chapters/{chapters[number]}.ipynb)" if number in chapters else f"{number} (planned)" for number in claim.chapters
