@@ -16,7 +16,6 @@ from moecache.cache import CapacityError, ExpertCache
 from moecache.cost import TimeEstimate, cost_sensitivity, estimate_seconds, with_seconds
 from moecache.hardware import Hardware
 from moecache.hardware_probe import measure_hardware
-from moecache.importers import load_trace
 from moecache.kernel import KERNEL_VERSION, Admission, ArrivalKind, Count, Eviction, Fallback, Insertion, Landing, MissRule, Outcome
 from moecache.metrics import perplexity_increase
 from moecache.pareto import pareto_front
@@ -46,20 +45,21 @@ from moecache.simulate import simulate
 from moecache.sweep import sweep
 from moecache.synthetic import synthetic_trace
 from moecache.trace import DecisionLog, ModelShape, RouterTrace, TraceError
+from moecache.trace.importers import load_trace
 from moecache.trace_report import TraceReport
 
 if TYPE_CHECKING:
     from moecache.emulate import emulate, emulate_policies
     from moecache.generate import Generation, emulated_generation, emulated_generations
     from moecache.intervene import inject, intervene
-    from moecache.offload import offload
-    from moecache.plan import plan
     from moecache.record import record
+    from moecache.runtime.offload import offload
+    from moecache.runtime.plan import plan
 
 __version__ = "0.1.0"
 
 _NEEDS_TORCH = {
-    "plan": "moecache.plan",
+    "plan": "moecache.runtime.plan",
     "record": "moecache.record",
     "emulate": "moecache.emulate",
     "emulate_policies": "moecache.emulate",
@@ -67,7 +67,7 @@ _NEEDS_TORCH = {
     "emulated_generation": "moecache.generate",
     "emulated_generations": "moecache.generate",
     "intervene": "moecache.intervene",
-    "offload": "moecache.offload",
+    "offload": "moecache.runtime.offload",
     "inject": "moecache.intervene",
 }
 

@@ -74,7 +74,7 @@ def keep(asked: argparse.Namespace) -> int:
 
 def trace(asked: argparse.Namespace) -> int:
     """Say what is in a trace and what it can tell."""
-    from moecache.importers import load_trace
+    from moecache.trace.importers import load_trace
 
     geometry = {name: getattr(asked, name) for name in ("num_experts", "top_k", "norm_topk_prob")}
     print(load_trace(asked.path, memory_map=True, **geometry).report(asked.num_slots))
@@ -83,8 +83,8 @@ def trace(asked: argparse.Namespace) -> int:
 
 def pack(asked: argparse.Namespace) -> int:
     """Make a folder with one aligned block for every expert of a checkpoint; an interrupted run goes on from where it was."""
-    from moecache.pack import pack as pack_checkpoint
-    from moecache.packed_file import PackedStore
+    from moecache.stores.pack import pack as pack_checkpoint
+    from moecache.stores.packed_file import PackedStore
 
     store = PackedStore(pack_checkpoint(asked.source, asked.target, asked.bits))
     total = store.num_layers * store.num_experts
@@ -105,8 +105,8 @@ def widen(asked: argparse.Namespace) -> int:
 
 def plan(asked: argparse.Namespace) -> int:
     """Say what fits into a memory and how fast it would be, from a model's configuration alone."""
-    from moecache.plan import plan as plan_model
     from moecache.policy import PRESETS
+    from moecache.runtime.plan import plan as plan_model
 
     policy = next(preset for preset in PRESETS if preset.label == asked.policy)
     given = {name: getattr(asked, name) for name in ("device", "context_tokens", "host_memory", "hardware")}

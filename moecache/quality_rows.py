@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from moecache.quality_sums import LOSS, MASS, cell_columns
+from moecache.quality.sums import LOSS, MASS, cell_columns
 from moecache.run import Run
 from moecache.substituted_calls import describe_substituted
 from moecache.trace import RouterTrace

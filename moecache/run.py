@@ -14,7 +14,7 @@ import pandas as pd
 from moecache.kernel import Admission, Outcome
 from moecache.metrics import count_calls, count_transfers, summarise, token_frame
 from moecache.policy import Policy
-from moecache.quality import QualityEstimate
+from moecache.quality.model import QualityEstimate
 from moecache.trace import DecisionLog, ModelShape
 
 

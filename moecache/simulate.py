@@ -21,7 +21,7 @@ from moecache.calibrate import future_calls
 from moecache.kernel.codes import OUTSIDE_RECORDED, SUBSTITUTED
 from moecache.policy import Policy, check_policy
 from moecache.provenance import provenance
-from moecache.quality import QualityModel
+from moecache.quality.model import QualityModel
 from moecache.run import Run
 from moecache.steps import check_recorded
 from moecache.trace import DecisionLog, ModelShape, RouterTrace, concatenate_tokens, token_blocks

@@ -31,13 +31,13 @@ from tqdm import tqdm
 from moecache.cache import slots_per_layer
 from moecache.cost import estimate_seconds
 from moecache.hardware import Hardware, as_hardware
-from moecache.importers import load_trace
 from moecache.kernel import KERNEL_VERSION
 from moecache.policy import Policy, check_policy
-from moecache.quality import QualityModel
+from moecache.quality.model import QualityModel
 from moecache.simulate import simulate
 from moecache.sweep_store import digest, stored_results, trace_digest, write_result
 from moecache.trace import RouterTrace
+from moecache.trace.importers import load_trace
 
 TraceLike = RouterTrace | str | os.PathLike[str]
 ROUND_PER_WORKER = 4  # combinations a worker gets at once where the back end returns whole lists only

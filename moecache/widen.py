@@ -35,8 +35,8 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 from moecache import hf_checkpoints
-from moecache.checkpoint import read_config, shard_paths
-from moecache.shard_writer import ShardWriter
+from moecache.stores.checkpoint import read_config, shard_paths
+from moecache.stores.shard_writer import ShardWriter
 
 LAYOUTS = ("fused", "hub")
 _EXPERT = re.compile(r"^(?P<layer>.*\.mlp\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight$")

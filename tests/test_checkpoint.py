@@ -11,13 +11,14 @@ import tiny_checkpoints
 import torch
 from safetensors.torch import load_file, save_file
 
-from moecache import aligned_read, hf_internals
-from moecache.aligned_read import AlignedFile
-from moecache.blocks import StoreError, aligned_bytes
-from moecache.checkpoint import read_checkpoint
-from moecache.checkpoint_store import CheckpointStore
-from moecache.shard_writer import ShardWriter
-from moecache.store import open_store
+from moecache import hf_internals
+from moecache.stores import aligned_read
+from moecache.stores.aligned_read import AlignedFile
+from moecache.stores.blocks import StoreError, aligned_bytes
+from moecache.stores.checkpoint import read_checkpoint
+from moecache.stores.checkpoint_store import CheckpointStore
+from moecache.stores.shard_writer import ShardWriter
+from moecache.stores.store import open_store
 
 
 @pytest.fixture(scope="module")

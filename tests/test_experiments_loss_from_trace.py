@@ -10,7 +10,7 @@ from moecache.experiments import loss_from_trace as experiment
 from moecache.experiments import loss_from_trace_judged as judging
 from moecache.experiments import loss_from_trace_report as report
 from moecache.figures import loss_from_trace as drawn
-from moecache.quality_sums import cell_columns
+from moecache.quality.sums import cell_columns
 from moecache.substituted_calls import RANK_GROUPS
 from moecache.trace import ModelShape
 

@@ -14,9 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from moecache import hf_internals
-from moecache.blocks import StoreError
-from moecache.checkpoint_store import CheckpointStore
-from moecache.offload_loading import load_dense
+from moecache.runtime.loading import load_dense
+from moecache.stores.blocks import StoreError
+from moecache.stores.checkpoint_store import CheckpointStore
 from moecache.widen import widen
 
 PROMPT = torch.tensor([[5, 17, 3, 80, 41, 2, 9]])

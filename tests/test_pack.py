@@ -12,15 +12,15 @@ import tiny_checkpoints
 import torch
 
 from moecache import hf_internals
-from moecache import pack as packing
-from moecache.blocks import StoreError, aligned_bytes
-from moecache.checkpoint_store import CheckpointStore
 from moecache.cli import main
 from moecache.low_bit import round_trip
-from moecache.offload_loading import load_dense
-from moecache.pack import pack
-from moecache.packed_file import FILE_NAME, UNIT_BYTES, PackedStore, checksums, read_packed_header
-from moecache.store import DequantisedStore, HostTier, RamStore, open_store
+from moecache.runtime.loading import load_dense
+from moecache.stores import pack as packing
+from moecache.stores.blocks import StoreError, aligned_bytes
+from moecache.stores.checkpoint_store import CheckpointStore
+from moecache.stores.pack import pack
+from moecache.stores.packed_file import FILE_NAME, UNIT_BYTES, PackedStore, checksums, read_packed_header
+from moecache.stores.store import DequantisedStore, HostTier, RamStore, open_store
 
 
 @pytest.fixture(scope="module")

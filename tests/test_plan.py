@@ -13,8 +13,8 @@ import moecache as mc
 from moecache import hf_checkpoints, hf_internals
 from moecache.cache import CapacityError
 from moecache.cli import main
-from moecache.offload_loading import load_dense
-from moecache.plan import plan, read_geometry
+from moecache.runtime.loading import load_dense
+from moecache.runtime.plan import plan, read_geometry
 
 PUBLIC = {  # the configurations of these models, as far as they decide bytes
     "Qwen3-30B-A3B": lambda: transformers.Qwen3MoeConfig(

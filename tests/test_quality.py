@@ -13,8 +13,8 @@ from tiny_models import VOCABULARY, qwen3_next
 
 import moecache as mc
 from moecache.experiments import policy_documents
-from moecache.quality_fit import FORMS, Observed, basis, fit_many
-from moecache.quality_sums import cell_columns, policy_sums
+from moecache.quality.fit import FORMS, Observed, basis, fit_many
+from moecache.quality.sums import cell_columns, policy_sums
 from moecache.record import recording
 from moecache.reference.held_out import Document
 

@@ -15,10 +15,10 @@ import moecache as mc
 from moecache import hf_internals
 from moecache.expert_sum import ClosedError
 from moecache.families import model_shape
-from moecache.low_bit_experts import LowBitExperts
+from moecache.runtime.low_bit_experts import LowBitExperts
+from moecache.runtime.transfer import FetchError
 from moecache.score import document_losses
-from moecache.store import RamStore, open_store
-from moecache.transfer import FetchError
+from moecache.stores.store import RamStore, open_store
 
 TEXT = documents(lengths=(24,))[0]
 SHORT = TEXT[:12]
@@ -329,9 +329,9 @@ def test_copies_that_nobody_used_are_counted_as_wasted(models, offloaded):
 
 
 def test_a_missing_staging_block_is_a_stall_and_changes_no_decision(models, monkeypatch):
-    from moecache import runtime
+    from moecache.runtime import engine
 
-    monkeypatch.setattr(runtime, "num_staging", lambda policy, shape: 0)
+    monkeypatch.setattr(engine, "num_staging", lambda policy, shape: 0)
     policy = mc.SPEED_FIRST.replace(admission_delay=2, mass_threshold=0.0, label="no staging")
     model = models["qwen3_moe"]
     check_agreement(model, policy, TEXT)
@@ -418,7 +418,7 @@ def test_a_memory_budget_is_kept_and_one_too_small_is_refused_with_the_smallest_
 
 @pytest.mark.parametrize("size", ["20 GiB", "20GiB", 20 * 2**30, "21474.83648 MB"])
 def test_sizes_are_understood(size):
-    from moecache.runtime_budget import parse_bytes
+    from moecache.runtime.budget import parse_bytes
 
     assert parse_bytes(size) == 20 * 2**30
     with pytest.raises(ValueError, match="'20 elephants' is no size"):

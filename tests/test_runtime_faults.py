@@ -13,13 +13,14 @@ import torch
 from tiny_models import documents, qwen3_moe
 
 import moecache as mc
-from moecache import hf_internals, runtime
-from moecache.blocks import StoreError
+from moecache import hf_internals
 from moecache.expert_sum import ClosedError
-from moecache.runtime import BusyError
+from moecache.runtime import engine
+from moecache.runtime.engine import BusyError
+from moecache.runtime.transfer import FetchError
 from moecache.score import document_losses
-from moecache.store import RamStore
-from moecache.transfer import FetchError
+from moecache.stores.blocks import StoreError
+from moecache.stores.store import RamStore
 
 TEXT = documents(lengths=(20,))[0]
 NUM_SLOTS = 5
@@ -159,7 +160,7 @@ def plain(model):
 
 
 def test_memory_that_is_not_there_gives_the_model_back_whole(model, monkeypatch):
-    from moecache import slots
+    from moecache.runtime import slots
 
     before, num_threads = plain(model), threading.active_count()
     monkeypatch.setattr(slots, "free_bytes", lambda device: 4096)
@@ -246,7 +247,7 @@ def test_reset_starts_cold_and_cancels_copies(model):
 
 
 def test_a_prompt_in_one_block_or_many_needs_no_more_than_the_reserved_blocks(model, monkeypatch):
-    monkeypatch.setattr(runtime, "num_reserved", lambda policy, shape: 1)
+    monkeypatch.setattr(engine, "num_reserved", lambda policy, shape: 1)
     before = plain(model)
     mc.offload(model, mc.FETCH_EVERY_MISS, NUM_SLOTS)
     found = model(input_ids=torch.from_numpy(TEXT[None])).logits.numpy()

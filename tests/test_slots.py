@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moecache import slots
-from moecache.blocks import ALIGNMENT, BlockLayout
-from moecache.slots import PoolTooLarge, SlotPool
+from moecache.runtime import slots
+from moecache.runtime.slots import PoolTooLarge, SlotPool
+from moecache.stores.blocks import ALIGNMENT, BlockLayout
 
 LAYOUT = BlockLayout.of({"gate_up_proj": ((6, 5), "bfloat16"), "down_proj": ((5, 3), "float32")})
 

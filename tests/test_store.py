@@ -11,8 +11,8 @@ import tiny_models
 import torch
 
 from moecache import hf_internals
-from moecache.blocks import ALIGNMENT, BlockLayout, StoreError, aligned_bytes
-from moecache.store import HostTier, PacedStore, RamStore
+from moecache.stores.blocks import ALIGNMENT, BlockLayout, StoreError, aligned_bytes
+from moecache.stores.store import HostTier, PacedStore, RamStore
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from moecache.blocks import BlockLayout, StoreCounters
-from moecache.slots import SlotPool
-from moecache.transfer import FetchError, Transfer
+from moecache.runtime.slots import SlotPool
+from moecache.runtime.transfer import FetchError, Transfer
+from moecache.stores.blocks import BlockLayout, StoreCounters
 
 LAYOUT = BlockLayout.of({"gate_up_proj": ((32, 256), "float32"), "down_proj": ((256, 16), "float32")})
 UNIT = 4096

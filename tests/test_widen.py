@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import moecache as mc
-from moecache.checkpoint_store import CheckpointStore
 from moecache.cli import main
+from moecache.stores.checkpoint_store import CheckpointStore
 from moecache.widen import widen
 
 IDS = tiny_models.documents(lengths=(40,))[0]

@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 
 from moecache import hf_internals
-from moecache.blocks import Store, aligned_bytes
+from moecache.stores.blocks import Store, aligned_bytes
 
 LAYOUTS = ("hub", "fused")
 

@@ -24,13 +24,13 @@ import pandas as pd
 
 from moecache.calibrate import most_called
 from moecache.experiments.inputs import file_hash, reference_inputs
-from moecache.importers import load_trace
 from moecache.kernel import Eviction, Outcome
 from moecache.kernel.codes import EVICTIONS, NUM_OUTCOMES
 from moecache.policy import Policy
 from moecache.run import Run
 from moecache.simulate import simulate
 from moecache.trace import RouterTrace
+from moecache.trace.importers import load_trace
 from moecache.trace_report import neighbour_overlap
 
 REFERENCE = "reference-512"

@@ -25,9 +25,9 @@ from moecache.cost import estimate_seconds
 from moecache.experiments import inputs, mass_hypothesis
 from moecache.experiments.policy_documents import stored_rows
 from moecache.policy import Policy, cache_prior, first_j, mass_budget, max_rank, threshold
-from moecache.quality import QualityModel
+from moecache.quality.model import QualityModel
+from moecache.quality.sums import cell_columns
 from moecache.quality_rows import quality_rows
-from moecache.quality_sums import cell_columns
 from moecache.reference.traces import record_held_out
 from moecache.simulate import simulate
 from moecache.sweep import sweep

@@ -19,9 +19,9 @@ import pandas as pd
 from moecache import stats
 from moecache.experiments.loss_from_trace import FAMILY, FRONT
 from moecache.pareto import pareto_front
-from moecache.quality import QualityModel
-from moecache.quality_fit import FORMS
-from moecache.quality_sums import PolicySums, cell_columns, policy_sums
+from moecache.quality.fit import FORMS
+from moecache.quality.model import QualityModel
+from moecache.quality.sums import PolicySums, cell_columns, policy_sums
 from moecache.stats.relations import FEWEST_POINTS, rowwise_correlation
 from moecache.stats.resample import NUM_DRAWS
 from moecache.stats.rows import detectable_from_draws

@@ -25,7 +25,6 @@ import pandas as pd
 from moecache.cost import cost_sensitivity, estimate_seconds
 from moecache.experiments.capacity import REFERENCE, slots_of, unit_starts, warm_start
 from moecache.hardware import Hardware, as_hardware
-from moecache.importers import load_trace
 from moecache.policy import (
     FETCH_EVERY_MISS,
     FIRST_CHOICE,
@@ -44,6 +43,7 @@ from moecache.run import Run
 from moecache.simulate import simulate
 from moecache.synthetic import synthetic_trace
 from moecache.trace import RouterTrace
+from moecache.trace.importers import load_trace
 
 MEBIBYTE = 2**20
 RECORDED, SYNTHETIC = "recorded", "synthetic"

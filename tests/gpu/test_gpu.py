@@ -15,15 +15,15 @@ import torch
 from tiny_models import FAMILIES, documents
 
 import moecache as mc
-from moecache.blocks import BlockLayout, aligned_bytes
-from moecache.offload import GPU_RESULT
 from moecache.provenance import provenance
+from moecache.runtime.offload import GPU_RESULT
+from moecache.runtime.slots import SlotPool
+from moecache.runtime.transfer_cuda import CudaTransfer
 from moecache.score import document_losses
-from moecache.slots import SlotPool
-from moecache.store import RamStore
-from moecache.transfer_cuda import CudaTransfer
+from moecache.stores.blocks import BlockLayout, aligned_bytes
+from moecache.stores.store import RamStore
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::moecache.offload.UnverifiedWarning")]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::moecache.runtime.offload.UnverifiedWarning")]
 LAYOUT = BlockLayout.of({"gate_up_proj": ((1024, 2048), "bfloat16"), "down_proj": ((2048, 512), "bfloat16")})
 NUM_EXPERTS = 64
 TEXT = documents(lengths=(24,))[0]

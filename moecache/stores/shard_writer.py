@@ -16,7 +16,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from moecache.blocks import ITEM_BYTES, round_up
+from moecache.stores.blocks import ITEM_BYTES, round_up
 
 CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int32": "I32", "int8": "I8", "uint8": "U8"}
 

@@ -28,9 +28,9 @@ import pandas as pd
 from moecache.kernel import Fallback
 from moecache.policy import Policy, WeightRule
 from moecache.policy.checks import parse_enum
-from moecache.quality_draws import CLEAR, draw, error_of_families_left_out, misfits, observed
-from moecache.quality_fit import FORMS, Array, Fitted, fit_many, predict_nats
-from moecache.quality_sums import PolicySums, policy_sums
+from moecache.quality.draws import CLEAR, draw, error_of_families_left_out, misfits, observed
+from moecache.quality.fit import FORMS, Array, Fitted, fit_many, predict_nats
+from moecache.quality.sums import PolicySums, policy_sums
 from moecache.substituted_calls import describe_substituted
 from moecache.trace import DecisionLog, ModelShape, RouterTrace
 
@@ -80,7 +80,7 @@ class QualityModel:
     ----------
     shape, model_name : of the language model that it speaks of.
     fallback, weight_rule : of the policies that it was fitted to.
-    form : a key of `moecache.quality_fit.FORMS`.
+    form : a key of `moecache.quality.fit.FORMS`.
     fitted : the parameters, one fit.
     draws : the parameters of B bootstrap fits.
     misfits : [B] log of (loss / estimate) of policies and documents that were not fitted.

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moecache.blocks import Store, round_up
+from moecache.stores.blocks import Store, round_up
 
 UNIT_BYTES = 2**20
 NUM_READERS = 4

@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from moecache import hf_checkpoints
-from moecache.aligned_read import AlignedFile
-from moecache.blocks import ITEM_BYTES, StoreError, aligned_bytes
-from moecache.checkpoint import Checkpoint, read_checkpoint
-from moecache.checkpoint_store import CheckpointStore
-from moecache.low_bit_blocks import low_bit_layout, round_block
-from moecache.packed_file import FILE_NAME, PackedHeader, checksums, read_packed_header
-from moecache.shard_writer import ShardWriter
+from moecache.stores.aligned_read import AlignedFile
+from moecache.stores.blocks import ITEM_BYTES, StoreError, aligned_bytes
+from moecache.stores.checkpoint import Checkpoint, read_checkpoint
+from moecache.stores.checkpoint_store import CheckpointStore
+from moecache.stores.low_bit_blocks import low_bit_layout, round_block
+from moecache.stores.packed_file import FILE_NAME, PackedHeader, checksums, read_packed_header
+from moecache.stores.shard_writer import ShardWriter
 
 CONFIRMED_BYTES = 256 * 2**20  # written between two confirmations by the disk
 _CHUNK_BYTES = 16 * 2**20

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moecache.aligned_read import AlignedFile
-from moecache.blocks import BlockLayout, StoreCounters, StoreError, TensorSpec, checked_range
-from moecache.checkpoint import Checkpoint, read_checkpoint
+from moecache.stores.aligned_read import AlignedFile
+from moecache.stores.blocks import BlockLayout, StoreCounters, StoreError, TensorSpec, checked_range
+from moecache.stores.checkpoint import Checkpoint, read_checkpoint
 
 
 @dataclass(frozen=True)

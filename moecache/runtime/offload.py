@@ -23,21 +23,21 @@ import numpy.typing as npt
 import torch
 
 from moecache import hf_internals
-from moecache.blocks import Store
 from moecache.cache import ExpertCache, slots_per_layer
 from moecache.expert_sum import set_source
 from moecache.families import model_shape
 from moecache.foresight import check_prediction
 from moecache.kernel import Fallback
-from moecache.low_bit_experts import LowBitExperts
-from moecache.offload_loading import checkpoint_of, load_dense
 from moecache.policy import Policy, check_policy
-from moecache.runtime import Runtime
-from moecache.runtime_budget import parse_bytes, slots_within
+from moecache.runtime.budget import parse_bytes, slots_within
+from moecache.runtime.engine import Runtime
+from moecache.runtime.loading import checkpoint_of, load_dense
+from moecache.runtime.low_bit_experts import LowBitExperts
+from moecache.runtime.transfer import NUM_READERS, Transfer
 from moecache.score import check_evaluation
-from moecache.store import RamStore, open_store
+from moecache.stores.blocks import Store
+from moecache.stores.store import RamStore, open_store
 from moecache.trace import ModelShape
-from moecache.transfer import NUM_READERS, Transfer
 
 GPU_RESULT = Path(__file__).with_name("gpu_result.json")
 
@@ -202,7 +202,7 @@ def _dense_bytes(model: Any) -> int:
 def _transfer(store: Store, device: torch.device, num_readers: int) -> Transfer:
     if device.type != "cuda":
         return Transfer(store, num_readers)
-    from moecache.transfer_cuda import CudaTransfer
+    from moecache.runtime.transfer_cuda import CudaTransfer
 
     return CudaTransfer(store, device, num_readers)
 

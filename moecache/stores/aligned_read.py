@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from moecache.blocks import ALIGNMENT, StoreError, aligned_bytes, round_up
+from moecache.stores.blocks import ALIGNMENT, StoreError, aligned_bytes, round_up
 
 SCRATCH_BYTES = 4 * 2**20
 _scratch = threading.local()

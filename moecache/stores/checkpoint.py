@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from moecache import hf_checkpoints
-from moecache.blocks import StoreError
 from moecache.hf_checkpoints import KeyTarget
+from moecache.stores.blocks import StoreError
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I32": "int32", "I8": "int8", "U8": "uint8"}
 _LARGEST_HEADER = 100 * 2**20

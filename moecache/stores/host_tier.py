@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from moecache.blocks import ALIGNMENT, Store, StoreCounters, StoreError, aligned_bytes, checked_range
+from moecache.stores.blocks import ALIGNMENT, Store, StoreCounters, StoreError, aligned_bytes, checked_range
 
 
 @dataclass

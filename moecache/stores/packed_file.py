@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moecache.aligned_read import AlignedFile
-from moecache.blocks import ALIGNMENT, BlockLayout, StoreCounters, StoreError, checked_range, round_up
+from moecache.stores.aligned_read import AlignedFile
+from moecache.stores.blocks import ALIGNMENT, BlockLayout, StoreCounters, StoreError, checked_range, round_up
 
 FILE_NAME = "experts.moecache"
 MAGIC = b"moecache"

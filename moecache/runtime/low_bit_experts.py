@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from moecache.blocks import BlockLayout, Store, TensorSpec, aligned_bytes
 from moecache.expert_sum import Weights
 from moecache.low_bit import group_size
-from moecache.low_bit_blocks import low_bit_layout, low_bit_of, outputs_and_inputs, round_block, unround_block
-from moecache.packed_file import PackedHeader
 from moecache.packed_products import PackedMatrix, is_right
-from moecache.slots import SlotPool
+from moecache.runtime.slots import SlotPool
+from moecache.stores.blocks import BlockLayout, Store, TensorSpec, aligned_bytes
+from moecache.stores.low_bit_blocks import low_bit_layout, low_bit_of, outputs_and_inputs, round_block, unround_block
+from moecache.stores.packed_file import PackedHeader
 
 
 class LowBitExperts:

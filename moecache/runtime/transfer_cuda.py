@@ -14,8 +14,8 @@ import threading
 import torch
 from torch import Tensor
 
-from moecache.blocks import Store, aligned_bytes
-from moecache.transfer import NUM_READERS, UNIT_BYTES, Ticket, Transfer
+from moecache.runtime.transfer import NUM_READERS, UNIT_BYTES, Ticket, Transfer
+from moecache.stores.blocks import Store, aligned_bytes
 
 
 class CudaTransfer(Transfer):

@@ -21,7 +21,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from moecache import hf_checkpoints
-from moecache.checkpoint import Checkpoint, read_checkpoint, read_config
+from moecache.stores.checkpoint import Checkpoint, read_checkpoint, read_config
 
 METHOD = "moecache"
 ALIGNMENT_BYTES = 64  # what torch gives its own memory

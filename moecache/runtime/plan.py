@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from moecache import hf_checkpoints, hf_internals
-from moecache.blocks import ALIGNMENT, BlockLayout
 from moecache.cache import CapacityError
 from moecache.cost import estimate_seconds
 from moecache.hardware import Hardware, as_hardware
 from moecache.hardware_probe import measure_hardware
-from moecache.low_bit_blocks import low_bit_layout
 from moecache.policy import QUALITY_FIRST, Policy
-from moecache.runtime_budget import num_reserved, num_staging, parse_bytes
+from moecache.runtime.budget import num_reserved, num_staging, parse_bytes
 from moecache.simulate import simulate
+from moecache.stores.blocks import ALIGNMENT, BlockLayout
+from moecache.stores.low_bit_blocks import low_bit_layout
 from moecache.synthetic import synthetic_trace
 from moecache.trace import ModelShape
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from moecache.blocks import Store, StoreCounters, checked_range
+from moecache.stores.blocks import Store, StoreCounters, checked_range
 
 
 class PacedStore:

@@ -18,9 +18,9 @@ from collections.abc import Collection, Iterator, Sequence
 from time import perf_counter
 
 from moecache.expert_sum import Weights
-from moecache.runtime_counters import Counters
-from moecache.slots import SlotPool
-from moecache.transfer import FetchError, Ticket, Transfer
+from moecache.runtime.counters import Counters
+from moecache.runtime.slots import SlotPool
+from moecache.runtime.transfer import FetchError, Ticket, Transfer
 
 Expert = tuple[int, int]  # layer, expert
 WINDOW = 8  # reads of a prompt's experts in flight together

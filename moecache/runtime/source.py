@@ -12,8 +12,8 @@ from time import perf_counter
 from torch import Tensor
 
 from moecache.expert_sum import Weights
-from moecache.low_bit_experts import LowBitExperts
-from moecache.residency import Residency
+from moecache.runtime.low_bit_experts import LowBitExperts
+from moecache.runtime.residency import Residency
 
 
 @dataclass

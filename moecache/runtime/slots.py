@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moecache.blocks import ALIGNMENT, BlockLayout
+from moecache.stores.blocks import ALIGNMENT, BlockLayout
 
 GIB = 2**30
 

@@ -78,7 +78,7 @@ def policy_sums(frame: pd.DataFrame, num_layers: int, with_losses: bool = True) 
     Parameters
     ----------
     frame : DataFrame
-        As for `moecache.quality.QualityModel.fit`.
+        As for `moecache.quality.model.QualityModel.fit`.
     num_layers : int
         L.
     with_losses : bool

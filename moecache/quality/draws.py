@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from moecache.quality_fit import FORMS, MISFIT, Array, Fitted, Observed, fit_many, predict_nats
-from moecache.quality_sums import PolicySums
+from moecache.quality.fit import FORMS, MISFIT, Array, Fitted, Observed, fit_many, predict_nats
+from moecache.quality.sums import PolicySums
 
 CLEAR = 1.0  # standard errors above zero of a loss that can be fitted in logarithms; how uncertain it is weighs besides
 

@@ -21,8 +21,8 @@ import numpy as np
 import pandas as pd
 
 from moecache.trace import ModelShape, RouterTrace, TraceError
+from moecache.trace.archives import is_torch_file, load_npz, load_torch_logits, reading
 from moecache.trace.long_form import Cells, Columns, integer_column, read_cells
-from moecache.trace_archives import is_torch_file, load_npz, load_torch_logits, reading
 
 CSV_MAGIC = b"# route_trace v1"
 CSV_COLUMNS = Columns("step", "layer", "slot", "expert", "weight", "turn")

@@ -27,12 +27,12 @@ from moecache.families import Family, Routing, check_router, routing_of
 from moecache.foresight import Foresight
 from moecache.hf_internals import MoeLayer, RouterOutput
 from moecache.kernel import Admission, Landing, Outcome
-from moecache.low_bit_experts import LowBitExperts
 from moecache.one_token import OneToken
 from moecache.one_token_routing import OneRow
 from moecache.policy import WeightRule
-from moecache.residency import Residency
-from moecache.runtime_source import Chunk, LayerSource
+from moecache.runtime.low_bit_experts import LowBitExperts
+from moecache.runtime.residency import Residency
+from moecache.runtime.source import Chunk, LayerSource
 from moecache.trace import DecisionLog
 
 HIT, FORCED, SUBSTITUTED = int(Outcome.HIT), int(Outcome.FORCED), int(Outcome.SUBSTITUTED)

@@ -7,7 +7,7 @@ copy makes the step wait, and never changes what is computed.
 Prompts (several tokens in one forward) wait for every miss and are computed exactly; then each token is a step under the policy. One
 sequence at a time. A forward that fails or is interrupted leaves nothing half done: the next one starts cold, as after opening.
 
-Where checkpoints and stores come from is not known here; `moecache.offload` puts the parts together.
+Where checkpoints and stores come from is not known here; `moecache.runtime.offload` puts the parts together.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from moecache import hf_internals, runtime_call
+from moecache import hf_internals
 from moecache.cache import ExpertCache
 from moecache.expert_sum import IMPLEMENTATION, ClosedError, ClosedSource, set_source
 from moecache.families import family_of
 from moecache.kernel import Outcome
-from moecache.low_bit_experts import LowBitExperts
-from moecache.residency import Residency
 from moecache.run import Run
-from moecache.runtime_budget import num_reserved, num_staging
-from moecache.runtime_counters import Counters
-from moecache.runtime_read import read_documents
-from moecache.runtime_record import Recording
-from moecache.runtime_steps import Decider
-from moecache.slots import SlotPool
-from moecache.transfer import Transfer
+from moecache.runtime import call as runtime_call
+from moecache.runtime.budget import num_reserved, num_staging
+from moecache.runtime.counters import Counters
+from moecache.runtime.low_bit_experts import LowBitExperts
+from moecache.runtime.reading import read_documents
+from moecache.runtime.recording import Recording
+from moecache.runtime.residency import Residency
+from moecache.runtime.slots import SlotPool
+from moecache.runtime.steps import Decider
+from moecache.runtime.transfer import Transfer
 
 SERVED = ("hit", "fetched", "forced", "substituted", "dropped", "low_precision")
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moecache.blocks import BlockLayout, Store, StoreCounters, StoreError, TensorSpec, aligned_bytes, checked_range
 from moecache.low_bit import LowBit, dequantise, group_size, quantise
-from moecache.packed_file import PackedHeader
+from moecache.stores.blocks import BlockLayout, Store, StoreCounters, StoreError, TensorSpec, aligned_bytes, checked_range
+from moecache.stores.packed_file import PackedHeader
 
 PACKED_BITS = (8, 4)
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from moecache import hf_internals
-from moecache.blocks import (
+from moecache.stores.blocks import (
     ALIGNMENT,
     BlockLayout,
     Store,
@@ -32,12 +32,12 @@ from moecache.blocks import (
     aligned_bytes,
     checked_range,
 )
-from moecache.checkpoint import Checkpoint
-from moecache.checkpoint_store import CheckpointStore
-from moecache.host_tier import HostTier
-from moecache.low_bit_blocks import DequantisedStore
-from moecache.paced import PacedStore
-from moecache.packed_file import FILE_NAME, PackedStore
+from moecache.stores.checkpoint import Checkpoint
+from moecache.stores.checkpoint_store import CheckpointStore
+from moecache.stores.host_tier import HostTier
+from moecache.stores.low_bit_blocks import DequantisedStore
+from moecache.stores.paced import PacedStore
+from moecache.stores.packed_file import FILE_NAME, PackedStore
 
 __all__ = [
     "ALIGNMENT",
