@@ -48,7 +48,7 @@ from moecache.score import score
 from moecache.simulate import simulate
 from moecache.trace import RouterTrace
 
-PLANNED = ((16, 0.25), (8, 0.25), (4, 0.5), (4, 0.75))
+PLANNED = ((16, 0.25), (16, 0.5), (8, 0.5), (4, 0.75))
 PLANNED_COPY_BITS = 2
 PREDICTION = "stale_gate"
 RULE, NO_WAIT = GATE_015.label, "nothing waits, admitted anyway"
