@@ -99,7 +99,8 @@ def widen(asked: argparse.Namespace) -> int:
     from moecache.reference.loading import model_folder
     from moecache.widen import widen as widen_model
 
-    print(widen_model(model_folder(asked.model), asked.target, num_layers=asked.num_layers, layout=asked.layout))
+    given = {name: getattr(asked, name) for name in ("hidden_size", "expert_width", "num_layers", "layout", "padding")}
+    print(widen_model(model_folder(asked.model), asked.target, **given))
     return 0
 
 
@@ -181,8 +182,11 @@ def _declare_pack(parser: argparse.ArgumentParser) -> None:
 def _declare_widen(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", type=Path, help="the folder to make")
     parser.add_argument("--model", default="reference-512", help="a reference model's name")
+    parser.add_argument("--hidden-size", type=int, default=2048, help="numbers in a hidden state: the model's times a power of four")
+    parser.add_argument("--expert-width", type=int, default=512, help="units of an expert")
     parser.add_argument("--num-layers", type=int, help="only the first layers, for timing (default: all)")
     parser.add_argument("--layout", choices=("fused", "hub"), default="fused", help="all experts of a layer in one tensor, or each apart")
+    parser.add_argument("--padding", choices=("zeros", "noise"), default="zeros", help="what fills experts where it changes nothing")
 
 
 def _declare_plan(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,12 @@ on the small model. A family that normalises queries and keys over all heads (ol
 their matrices, whose results are S times as large and divided by a mean over S^2 times as many numbers, and it is the weights of their
 norms that are divided by S.
 
+Almost all bytes of a widened expert are padding. Where it meets only zeros its value changes nothing, so it may be *noise* as large as the
+weights: a disk or a host that treats zeros apart then gains nothing from them. Zeros stay where padding would reach the result: gate and
+up rows of added units see no real hidden number, and added hidden numbers see no real unit.
+
+Vocabulary heads that are tied to the embeddings are untied, because one of them reads and the other writes.
+
 The checkpoint is written tensor by tensor; memory holds the small model and one expert.
 """
 
@@ -24,6 +30,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt, log2
@@ -39,6 +46,7 @@ from moecache.stores.checkpoint import read_config, shard_paths
 from moecache.stores.shard_writer import ShardWriter
 
 LAYOUTS = ("fused", "hub")
+PADDINGS = ("zeros", "noise")
 _EXPERT = re.compile(r"^(?P<layer>.*\.mlp\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight$")
 _READS = ("q_proj", "k_proj", "v_proj", "in_proj_ba", "in_proj_qkvz", "gate", "gate_proj", "up_proj", "shared_expert_gate", "lm_head")
 _WRITES = ("embed_tokens", "o_proj", "out_proj", "down_proj")
@@ -48,12 +56,13 @@ _OTHERWISE = {"olmoe": {"q_proj": 0, "k_proj": 0, "q_norm": -1, "k_norm": -1}}  
 
 @dataclass(frozen=True)
 class _Widening:
-    """One widening: S, the widened configuration and the shapes of its parameters."""
+    """One widening: S, the widened configuration, the shapes of its parameters, their type, and what experts are padded with."""
 
     scale: int
     config: Any
     shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
+    padding: str
 
 
 def widen(
@@ -65,6 +74,7 @@ def widen(
     num_layers: int | None = None,
     layout: str = "fused",
     dtype: str = "bfloat16",
+    padding: str = "zeros",
     shard_bytes: int = 2 * 2**30,
     progress: bool = True,
 ) -> Path:
@@ -79,6 +89,7 @@ def widen(
         attention, the next layer that has follows them without its experts, because a decoding cache needs one.
     layout : "fused" = all experts of a layer in one tensor, "hub" = one matrix for each expert and projection.
     dtype : of all weights; bfloat16 holds the weights of a bfloat16 model exactly.
+    padding : what fills the experts where it changes nothing, "zeros" or "noise" (normal, as large as the expert's weights).
     shard_bytes : about how much a file holds.
     progress : show a progress bar.
 
@@ -91,15 +102,19 @@ def widen(
     ValueError : sizes that cannot be exact, a family or a weight that is not understood, or a target that exists.
     """
     source, target = Path(source), Path(target)
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout={layout!r} is unknown; choose one of {', '.join(LAYOUTS)}")
+    for name, value, known in (("layout", layout, LAYOUTS), ("padding", padding, PADDINGS)):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
     if target.exists():
         raise ValueError(f"{target} is there already; remove it or name another folder")
     weights = {key: weight for path in shard_paths(source) for key, weight in load_file(path).items()}
     config = read_config(source)
     if num_layers is not None:
         weights = _first_layers(config, weights, num_layers)
-    widening = _widening(config, hidden_size, expert_width, getattr(torch, dtype))
+    if getattr(config, "tie_word_embeddings", False):
+        config.tie_word_embeddings = False
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    widening = _widening(config, hidden_size, expert_width, getattr(torch, dtype), padding)
     announced = _announced(weights, widening, layout)
     temporary = target.with_name(f"{target.name}.{os.getpid()}.part")
     temporary.mkdir(parents=True)
@@ -114,7 +129,7 @@ def widen(
     return target
 
 
-def _widening(config: Any, hidden_size: int, expert_width: int, dtype: torch.dtype) -> _Widening:
+def _widening(config: Any, hidden_size: int, expert_width: int, dtype: torch.dtype, padding: str) -> _Widening:
     if config.model_type not in ("qwen3_next", "olmoe"):
         raise ValueError(f"{config.model_type!r} cannot be widened; understood are qwen3_next and olmoe")
     ratio = hidden_size // config.hidden_size
@@ -132,7 +147,7 @@ def _widening(config: Any, hidden_size: int, expert_width: int, dtype: torch.dty
     if expert_width < before:
         raise ValueError(f"expert_width={expert_width} must be at least {before}")
     shapes = {name: tuple(weight.shape) for name, weight in hf_checkpoints.skeleton(wide).state_dict().items()}
-    return _Widening(isqrt(ratio), wide, shapes, dtype)
+    return _Widening(isqrt(ratio), wide, shapes, dtype, padding)
 
 
 def _first_layers(config: Any, weights: dict[str, torch.Tensor], num_layers: int) -> dict[str, torch.Tensor]:
@@ -226,9 +241,13 @@ def _write_shards(
 
 
 def _widened(key: str, weight: torch.Tensor, shape: tuple[int, ...], widening: _Widening) -> Any:
-    """The bytes of a weight in the leading corner of zeros, scaled."""
+    """The bytes of a weight in the leading corner of its padding, scaled."""
+    scaled = weight.to(torch.float32) * _factor(key, widening)
     wide = torch.zeros(shape, dtype=widening.dtype)
-    wide[tuple(slice(size) for size in weight.shape)] = (weight.to(torch.float32) * _factor(key, widening)).to(widening.dtype)
+    if widening.padding == "noise" and _EXPERT.match(key):
+        noise = torch.randn(shape[0], shape[1] - weight.shape[1], generator=torch.Generator().manual_seed(zlib.crc32(key.encode())))
+        wide[:, weight.shape[1] :] = noise * scaled.std()
+    wide[tuple(slice(size) for size in weight.shape)] = scaled.to(widening.dtype)
     return wide.view(torch.uint8).flatten().numpy() if wide.ndim else wide[None].view(torch.uint8).numpy()
 
 

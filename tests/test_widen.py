@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import moecache as mc
+from moecache import hf_internals
 from moecache.cli import main
 from moecache.stores.checkpoint_store import CheckpointStore
 from moecache.widen import widen
@@ -18,10 +19,14 @@ from moecache.widen import widen
 IDS = tiny_models.documents(lengths=(40,))[0]
 
 
-@pytest.fixture(scope="module", params=["qwen3_next", "olmoe"])
+def _tied_olmoe():
+    return tiny_models.olmoe(tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="module", params=[tiny_models.qwen3_next, tiny_models.olmoe, _tied_olmoe], ids=["qwen3_next", "olmoe", "tied olmoe"])
 def small(request, tmp_path_factory):
-    model = tiny_models.FAMILIES[request.param]()
-    return model, tiny_checkpoints.save(model, tmp_path_factory.mktemp(request.param))
+    model = request.param()
+    return model, tiny_checkpoints.save(model, tmp_path_factory.mktemp("small"))
 
 
 def _widen(folder, target, **given):
@@ -42,6 +47,15 @@ def test_a_widened_model_computes_the_same(small, layout, tmp_path):
     mine, theirs = mc.record(wide, IDS), mc.record(model, IDS)
     assert (mine.topk_ids == theirs.topk_ids).all()
     assert mine.shape.expert_bytes == 3 * 128 * 48 * 4
+
+
+def test_noise_in_the_padding_changes_no_logit(small, tmp_path):
+    zeros = AutoModelForCausalLM.from_pretrained(_widen(small[1], tmp_path / "zeros")).eval()
+    noise = AutoModelForCausalLM.from_pretrained(_widen(small[1], tmp_path / "noise", padding="noise")).eval()
+    experts = [layer.experts.down_proj for model in (zeros, noise) for layer in hf_internals.moe_layers(model)[:1]]
+    shares = [weight.count_nonzero() / weight.numel() for weight in experts]
+    assert shares[0] < 0.1 < 0.5 < shares[1]
+    assert torch.equal(_logits(noise), _logits(zeros))
 
 
 def test_padding_without_scales_would_be_seen(small, tmp_path, monkeypatch):
@@ -77,6 +91,7 @@ def test_experts_in_bfloat16_are_exact(small, tmp_path):
         ({"hidden_size": 100}, "power of four"),
         ({"expert_width": 8}, "at least 16"),
         ({"layout": "square"}, "'square'"),
+        ({"padding": "ones"}, "padding='ones'"),
         ({"num_layers": 9}, r"in 1\.\."),
     ],
 )
