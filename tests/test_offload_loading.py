@@ -93,11 +93,12 @@ def test_a_folder_without_weights_is_refused(tmp_path):
 
 _PROGRAM = """
 import re, sys
-from moecache import checkpoint_store, offload_loading
+from moecache.runtime.loading import load_dense
+from moecache.stores.checkpoint_store import CheckpointStore
 def peak(): return 1000 * int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 before = peak()
-model = offload_loading.load_dense(sys.argv[1])
-store = checkpoint_store.CheckpointStore(model.moecache_checkpoint)
+model = load_dense(sys.argv[1])
+store = CheckpointStore(model.moecache_checkpoint)
 dense = sum(weight.numel() * weight.element_size() for weight in (*model.parameters(), *model.buffers()))
 print(peak() - before, dense, store.num_layers * store.num_experts * store.layout.block_bytes)
 """
