@@ -10,7 +10,8 @@
 #
 # Choices about *what is computed* (the stand-in, its weight) act on every substituted call and should matter most. Choices about *what is
 # resident* act through the misses that follow, and should matter less. Where the cache started should be forgotten after some hundred
-# tokens; rounding router logits should be noise. Some switches cannot change anything: under LRU an expert's place
+# tokens; rounding router logits should be noise. Copies of every expert in two bits should cost less than stand-ins, though slots are
+# given up for them. Some switches cannot change anything: under LRU an expert's place
 # in the queue is set anew whenever it becomes resident, so whether its unserved calls counted is forgotten. Such a
 # switch is *inert*, which is shown by its decisions, not by a small difference. Where a family renormalises its weights, rescaling a
 # stand-in's to the old sum is inert too.
@@ -105,5 +106,7 @@ chapters.values(others="The core choices on the other model:" if model_names[1:]
 # ## What it does not mean
 #
 # A setting that loses less here is no recommendation: it was not planned, other capacities and models may turn it. Choices were
-# switched one at a time, so nothing is said about two at once. Not switched here: low-bit copies and prefetch (they spend bytes, not
-# choices), and when a landing picks its victim (picking when asked would leave a slot empty meanwhile).
+# switched one at a time, so nothing is said about two at once. Low-bit copies are read at equal bytes of 16-bit experts and only where
+# they leave a slot for each call of a token; prefetch fills the same slots, but what it moves is not counted here
+# ([chapter 14](14_what_else_the_memory_could_buy.ipynb) counts both). Not switched: when a landing picks its victim (picking when asked
+# would leave a slot empty meanwhile).

@@ -8,7 +8,7 @@ import pytest
 import tiny_models
 import torch
 
-from moecache.experiments import paired_runs, sensitivity, sensitivity_report
+from moecache.experiments import memory_choices_cells, paired_runs, sensitivity, sensitivity_report
 from moecache.figures import sensitivity as drawn
 from moecache.record import record
 
@@ -45,12 +45,18 @@ def test_every_switch_differs_from_its_base_in_one_choice():
     for choice, settings in sensitivity.switches(RULE, 8).items():
         for switch in settings:
             is_policy = switch.policy != base[switch.against]
-            assert is_policy + bool(switch.arguments) + switch.reorder + bool(switch.rounding) == 1, (choice, switch.setting)
+            arguments = set(switch.arguments) - {"predict"}  # how a prefetch is carried out
+            assert is_policy + bool(arguments) + switch.reorder + bool(switch.rounding) == 1, (choice, switch.setting)
+
+
+def test_every_eviction_that_has_counts_is_switched():
+    settings = sensitivity.switches(RULE, 8)["eviction"]
+    assert {switch.policy.eviction.name for switch in settings} == {"DECAYED_COUNT", "PLAIN_COUNT", "PLAIN_COUNT_FORGET"}
 
 
 def test_each_setting_is_compared_on_every_scored_document(frame, table):
     assert frame.groupby("policy")["document"].nunique().eq(5).all()
-    assert len(table) == sum(map(len, sensitivity.switches(RULE, 10, lambda: np.zeros((2, 32))).values()))
+    assert len(table) == sum(map(len, sensitivity.switches(RULE, 10, lambda: np.zeros((2, 32)), False).values()))
     assert (table["num_units"] == 5).all()
 
 
@@ -76,6 +82,25 @@ def test_bases_are_compared_with_themselves(frame):
     assert base["policy"].unique().tolist() == [sensitivity.DEFAULT, sensitivity.DECAYED, sensitivity.ADMITTED]
     delay = frame[frame["choice"] == "delay of an admission"]
     assert delay["against"].unique().tolist() == [sensitivity.ADMITTED]
+
+
+def test_copies_take_their_bytes_from_the_slots(reading, frame):
+    """Where they leave fewer slots than a router calls they have no row; elsewhere slots and copies take at most the slots' bytes."""
+    assert not frame["setting"].str.contains("copies").any()
+    sizes, num_slots = memory_choices_cells.sizes_of(reading.model), 28
+    rows = sensitivity.measure(reading, RULE, "low-bit copies, prefetch", num_slots)
+    copied = rows[rows["setting"] == "2-bit copies of all, fewer slots"]
+    left = int(copied["num_slots"].iloc[0])
+    full, few = sizes.expert_bytes[16], sizes.expert_bytes[2]
+    assert left * full + sizes.num_experts * few <= num_slots * full < (left + 1) * full + sizes.num_experts * few
+    assert (copied["substituted"] == 0).all()
+    assert (copied["changed_fraction"] > 0).all()
+
+
+def test_prefetches_are_copies_that_nobody_waits_for(frame):
+    ahead, plain = (frame[frame["policy"] == name] for name in ("low-bit copies, prefetch: up to 4 prefetches a step", sensitivity.DEFAULT))
+    assert plain["copies"].sum() == 0
+    assert ahead["copies"].sum() > 0
 
 
 def test_a_prompt_is_exact_and_judged_on_what_follows(frame, table):

@@ -7,6 +7,9 @@ changed no decision in a whole run is *inert*, and said to be so: its zero is no
 Most switches are compared with the default run of the rule (LRU, nothing admitted). What counts as a call for a decayed count is compared
 with decayed counts, and the delay of an admission with an admission after one token.
 
+Copies of every expert in few bits take their bytes from the slots: the cell is that of equal bytes, with the experts at 16 bits. Prefetch
+brings experts into the same slots.
+
 Rounding is another kind of switch: it changes the router itself. Its logits are rounded before the top-k is taken, so that the exact model
 changes too; the exact losses stay those of the unrounded router.
 
@@ -15,6 +18,7 @@ All comparisons are exploratory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -28,9 +32,11 @@ import torch
 from moecache import hf_internals
 from moecache.calibrate import most_called
 from moecache.experiments.chosen_policies import BARE, HALF_LIFE, scaled
+from moecache.experiments.memory_choices_cells import FULL_BITS, sizes_of
 from moecache.experiments.paired_runs import END, Reading, carry_out, document_rows, quarter_slots, read_reference
 from moecache.families import family_of, own_scores, sum_of_calls
 from moecache.hf_internals import RouterOutput
+from moecache.low_bit import low_bit_copies
 from moecache.policy import Policy
 from moecache.record import record
 from moecache.run import Run
@@ -39,6 +45,7 @@ DEFAULT, DECAYED, ADMITTED = "default", "decayed count", "admitted at 0.5"
 PROMPT_TOKENS = 64
 SPANS = ((0, PROMPT_TOKENS), (PROMPT_TOKENS, END))
 ORDER_SEED = 1
+COPY_BITS, NUM_PREFETCHES, PREDICTION = 2, 4, "stale_gate"
 Calls = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -54,6 +61,7 @@ class Switch:
     arguments : further arguments of `emulate`.
     reorder : whether the scored documents are read in another, seeded order.
     rounding : name of the torch type to which router logits are rounded, or "".
+    copy_bits : bits of the copies of every expert for which slots are given up, or 0.
     """
 
     setting: str
@@ -62,6 +70,7 @@ class Switch:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     reorder: bool = False
     rounding: str = ""
+    copy_bits: int = 0
 
 
 def bases(rule: str, top_k: int) -> dict[str, Policy]:
@@ -74,7 +83,7 @@ def bases(rule: str, top_k: int) -> dict[str, Policy]:
     }
 
 
-def switches(rule: str, top_k: int, profile: Callable[[], np.ndarray] | None = None) -> dict[str, list[Switch]]:
+def switches(rule: str, top_k: int, profile: Callable[[], np.ndarray] | None = None, do_copies_fit: bool = True) -> dict[str, list[Switch]]:
     """Every choice with its settings, for a rule and a router that calls `top_k` experts.
 
     Parameters
@@ -82,6 +91,7 @@ def switches(rule: str, top_k: int, profile: Callable[[], np.ndarray] | None = N
     rule : "0.15 rule" or "first choice".
     top_k : K.
     profile : makes the cold start that holds the experts called most in other texts; without it that setting is left out.
+    do_copies_fit : whether the copies of every expert leave slots for top-k; otherwise that setting is left out.
 
     Returns
     -------
@@ -106,6 +116,7 @@ def switches(rule: str, top_k: int, profile: Callable[[], np.ndarray] | None = N
             Switch("decayed count, half-life 64", default.replace(eviction="decayed_count", half_life=64)),
             Switch("decayed count, half-life 128", decayed),
             Switch("plain count", default.replace(eviction="plain_count")),
+            Switch("plain count, forgotten at eviction", default.replace(eviction="plain_count_forget")),
         ],
         "what counts as a call": [
             Switch("standing in counts (LRU)", default.replace(stand_ins_count=True)),
@@ -127,6 +138,18 @@ def switches(rule: str, top_k: int, profile: Callable[[], np.ndarray] | None = N
         ],
         "prompt": [
             Switch(f"{PROMPT_TOKENS} tokens waited for, later ones judged", default, arguments={"exact_prefix_tokens": PROMPT_TOKENS})
+        ],
+        "low-bit copies, prefetch": [
+            Switch(
+                f"up to {NUM_PREFETCHES} prefetches a step",
+                default.replace(max_prefetches=NUM_PREFETCHES),
+                arguments={"predict": PREDICTION},
+            ),
+            *(
+                [Switch(f"{COPY_BITS}-bit copies of all, fewer slots", default.replace(fallback="low_precision"), copy_bits=COPY_BITS)]
+                if do_copies_fit
+                else []
+            ),
         ],
         "router logits": [Switch(f"rounded to {name}", default, rounding=name) for name in ("float16", "bfloat16")],
     }
@@ -169,7 +192,8 @@ def measure(reading: Reading, rule: str, choice: str, num_slots: int) -> pd.Data
     """
     if choice in bases(rule, reading.shape.top_k):
         return _base_rows(reading, rule, choice, num_slots)
-    known = switches(rule, reading.shape.top_k, lambda: most_called_in_warmup(reading))
+    do_copies_fit = slots_beside_copies(reading.model, num_slots, COPY_BITS) >= reading.shape.top_k
+    known = switches(rule, reading.shape.top_k, lambda: most_called_in_warmup(reading), do_copies_fit)
     if choice not in known:
         raise ValueError(f"choice={choice!r} is unknown; choose one of {DEFAULT}, {', '.join(known)}")
     frames = []
@@ -183,15 +207,23 @@ def measure(reading: Reading, rule: str, choice: str, num_slots: int) -> pd.Data
 
 def _switched_run(reading: Reading, rule: str, switch: Switch, num_slots: int) -> tuple[pd.DataFrame, Calls]:
     """Rows and decisions of one setting; where it is a base itself, that run serves."""
-    if not (switch.arguments or switch.reorder or switch.rounding):
+    if not (switch.arguments or switch.reorder or switch.rounding or switch.copy_bits):
         for name, policy in bases(rule, reading.shape.top_k).items():
             if policy == switch.policy:
                 return _base_run(reading, rule, name, num_slots)
     order = _other_order(reading) if switch.reorder else reading
     rounding = rounded_router(reading.model, getattr(torch, switch.rounding)) if switch.rounding else nullcontext()
+    copies = {"low_bits": low_bit_copies(reading.model, switch.copy_bits)} if switch.copy_bits else {}
+    slots = slots_beside_copies(reading.model, num_slots, switch.copy_bits) if switch.copy_bits else num_slots
     with rounding:
-        run = carry_out(order, switch.policy, num_slots, **switch.arguments)
+        run = carry_out(order, switch.policy, slots, **switch.arguments, **copies)
     return document_rows(run, order, SPANS), _calls(run, order)
+
+
+def slots_beside_copies(model: Any, num_slots: int, bits: int) -> int:
+    """Slots a layer that remain, of the same bytes, beside a copy of every expert; may be below 0."""
+    sizes = sizes_of(model)
+    return num_slots - math.ceil(sizes.num_experts * sizes.expert_bytes[bits] / sizes.expert_bytes[FULL_BITS])
 
 
 def most_called_in_warmup(reading: Reading) -> np.ndarray:
