@@ -28,11 +28,11 @@ def models(monkeypatch, tmp_path) -> dict[str, mc.RouterTrace]:
 
 def test_hits_of_two_models(models):
     pair = capacity.policies(["lru", "decayed_count"], [32])
-    frames = other_models.hits_by_model(NAMES, TEXT, pair, [0.125, 0.25], 100)
+    frames = other_models.hits_by_model(NAMES, TEXT, pair, [0.125, 0.25], 100, [0.25, 0.5])
     table = other_models.hits_table(frames, pair[1].label)
-    assert table[["model", "slots"]].to_numpy().tolist() == [["many", 16], ["many", 32], ["few", 4], ["few", 8]]
+    assert table[["model", "slots"]].to_numpy().tolist() == [["many", 16], ["many", 32], ["few", 8], ["few", 16]]
     start = capacity.warm_start(models["few"], 100)
-    rates = [100 * mc.simulate(models["few"], policy, 8, warmup_tokens=start).summary(start)["hit_rate"] for policy in pair]
+    rates = [100 * mc.simulate(models["few"], policy, 16, warmup_tokens=start).summary(start)["hit_rate"] for policy in pair]
     row = table.iloc[3]
     assert [row["LRU"], row["decayed count (32)"]] == pytest.approx(rates)
     assert row["low"] <= row["gain"] <= row["high"]
@@ -48,6 +48,23 @@ def test_each_model_has_a_key_of_its_own():
     again = other_models.hits_by_model(NAMES[::-1], TEXT, pair, [0.25], 100)
     assert {result.key for result in results.used() if result.experiment == "02_model"} == asked
     assert all(again[name].equals(first[name]) for name in NAMES)
+
+
+def test_shares_of_the_others_leave_the_question_about_the_first_alone():
+    def keys(**more):
+        before = len(results.used())
+        other_models.hits_by_model(NAMES, TEXT, capacity.policies(["lru", "decayed_count"], [16]), [0.25], 100, **more)
+        return [result.key for result in results.used()[before:]]
+
+    plain, other = keys(), keys(other_fractions=[0.5])
+    assert len(plain) == 2
+    assert len(other) == 1  # the first model's answer was used before
+    assert other[0] not in plain
+
+
+def test_shares_that_one_step_fills_are_refused():
+    with pytest.raises(ValueError, match=r"0.125 of the 32 experts of few is no more than the 4 that a step calls.*other_fractions"):
+        other_models.hits_by_model(NAMES, TEXT, capacity.policies(["lru"], []), [0.125], 100)
 
 
 def test_seconds_of_two_models():

@@ -14,26 +14,32 @@ import pandas as pd
 from moecache import results
 from moecache.experiments import capacity, capacity_report, seconds, seconds_report
 from moecache.policy import Policy
+from moecache.trace import ModelShape
 
 
 def _of_each(
     experiment: str,
     model_names: Sequence[str],
     text: Mapping[str, int],
-    parameters: Mapping[str, Any],
+    parameters: Callable[[str], Mapping[str, Any]],
     measure: Callable[[str], pd.DataFrame],
 ) -> dict[str, pd.DataFrame]:
-    """The stored answer of every model."""
+    """The stored answer of every model; `parameters` and `measure` are told which."""
     frames = {}
     for model in model_names:
         asked, inputs = capacity.key_of("", 0, text["num_documents"], text["num_tokens"], model)
-        asked |= {"model": model, **parameters}
+        asked |= {"model": model, **parameters(model)}
         frames[model] = results.load_or_run(experiment, asked, lambda model=model: measure(model), inputs=inputs).frame
     return frames
 
 
 def hits_by_model(
-    model_names: Sequence[str], text: Mapping[str, int], policies: Sequence[Policy], fractions: Sequence[float], warmup_tokens: int
+    model_names: Sequence[str],
+    text: Mapping[str, int],
+    policies: Sequence[Policy],
+    fractions: Sequence[float],
+    warmup_tokens: int,
+    other_fractions: Sequence[float] | None = None,
 ) -> dict[str, pd.DataFrame]:
     """`capacity.by_document` of every model.
 
@@ -42,14 +48,32 @@ def hits_by_model(
     model_names : reference models.
     text : `num_documents` and `num_tokens` (of each) of the held-out text.
     policies, fractions, warmup_tokens : as for `capacity.by_document`.
+    other_fractions : shares for every model but the first; None = the same.
+
+    Raises
+    ------
+    ValueError : a share that is no more of a model's experts than one step calls: there every eviction decides alike.
     """
+    fractions_of = {model: list(other_fractions or fractions) for model in model_names} | {model_names[0]: list(fractions)}
 
     def measure(model: str) -> pd.DataFrame:
         trace = capacity.open_trace("", 0, text["num_documents"], text["num_tokens"], model)
-        return capacity.by_document(trace, policies, fractions, warmup_tokens)
+        _check_choice(model, trace.shape, fractions_of[model])
+        return capacity.by_document(trace, policies, fractions_of[model], warmup_tokens)
 
-    asked = {"policies": policies, "fractions": list(fractions), "warmup_tokens": warmup_tokens}
+    def asked(model: str) -> Mapping[str, Any]:
+        return {"policies": policies, "fractions": fractions_of[model], "warmup_tokens": warmup_tokens}
+
     return _of_each("02_model", model_names, text, asked, measure)
+
+
+def _check_choice(model: str, shape: ModelShape, fractions: Sequence[float]) -> None:
+    for fraction in fractions:
+        if round(fraction * shape.num_experts) <= shape.top_k:
+            raise ValueError(
+                f"{fraction} of the {shape.num_experts} experts of {model} is no more than the {shape.top_k} that a step calls, "
+                "so that no eviction has a choice; give it larger shares (other_fractions)"
+            )
 
 
 def seconds_by_model(
@@ -67,7 +91,7 @@ def seconds_by_model(
         return seconds.by_unit(trace, kin, hardware, mebibytes, setting)
 
     asked = {"policies": [policy for _, policy in kin], "hardware": list(hardware), "expert_mebibytes": mebibytes, **setting._asdict()}
-    return _of_each("03_model", model_names, text, asked, measure)
+    return _of_each("03_model", model_names, text, lambda _: asked, measure)
 
 
 def hits_table(frames: Mapping[str, pd.DataFrame], policy: str, against: str = capacity_report.LRU) -> pd.DataFrame:

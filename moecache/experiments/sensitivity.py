@@ -99,6 +99,9 @@ def switches(rule: str, top_k: int, profile: Callable[[], np.ndarray] | None = N
     """
     base = bases(rule, top_k)
     default, decayed, admitted = base[DEFAULT], base[DECAYED], base[ADMITTED]
+    prefetching = default.replace(max_prefetches=NUM_PREFETCHES)
+    ahead = Switch(f"up to {NUM_PREFETCHES} prefetches a step", prefetching, arguments={"predict": PREDICTION})
+    copied = Switch(f"{COPY_BITS}-bit copies of all, fewer slots", default.replace(fallback="low_precision"), copy_bits=COPY_BITS)
     return {
         "substituted expert": [Switch("admitted anyway", default.admitted_anyway()), Switch("admitted at 0.5", admitted)],
         "stand-in": [
@@ -139,18 +142,7 @@ def switches(rule: str, top_k: int, profile: Callable[[], np.ndarray] | None = N
         "prompt": [
             Switch(f"{PROMPT_TOKENS} tokens waited for, later ones judged", default, arguments={"exact_prefix_tokens": PROMPT_TOKENS})
         ],
-        "low-bit copies, prefetch": [
-            Switch(
-                f"up to {NUM_PREFETCHES} prefetches a step",
-                default.replace(max_prefetches=NUM_PREFETCHES),
-                arguments={"predict": PREDICTION},
-            ),
-            *(
-                [Switch(f"{COPY_BITS}-bit copies of all, fewer slots", default.replace(fallback="low_precision"), copy_bits=COPY_BITS)]
-                if do_copies_fit
-                else []
-            ),
-        ],
+        "low-bit copies, prefetch": [ahead, *([copied] if do_copies_fit else [])],
         "router logits": [Switch(f"rounded to {name}", default, rounding=name) for name in ("float16", "bfloat16")],
     }
 
