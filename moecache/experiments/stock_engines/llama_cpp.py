@@ -1,0 +1,102 @@
+"""llama.cpp on a GGUF file, through the C functions that llama-cpp-python exposes.
+
+It maps the file and lets the system bring and drop pages. Nothing is patched: the flags are those of its own programs (mapped or read
+into memory, threads, the type of its keys and values).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moecache.experiments.stock_engines import protocol
+
+CONTEXT_STEP = 256  # llama.cpp rounds its context up to a multiple of this
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """The engine's own options."""
+    parser.add_argument("--no-mmap", action="store_true", help="read the whole file into memory")
+    parser.add_argument("--float32-cache", action="store_true", help="keys and values in float32 instead of float16")
+    parser.add_argument("--context-tokens", type=int, default=1024, help="longest document")
+
+
+class LlamaCpp:
+    """A loaded model; see `protocol.Engine`."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        try:
+            import llama_cpp as library
+        except ImportError as fault:
+            raise protocol.missing_extra("llama-cpp-python") from fault
+        self._library: Any = library
+        library.llama_log_set(_SILENT, None)
+        library.llama_backend_init()
+        self._model = self._load_model(asked)
+        self._context = self._new_context(asked)
+        self._num_logits = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))
+        self.versions = {"llama-cpp-python": importlib.metadata.version("llama-cpp-python")}
+        self.settings = {
+            "mmap": not asked.no_mmap,
+            "kv_cache": "float32" if asked.float32_cache else "float16",
+            "system": library.llama_print_system_info().decode(),
+        }
+
+    def _load_model(self, asked: argparse.Namespace) -> Any:
+        parameters = self._library.llama_model_default_params()
+        parameters.use_mmap, parameters.n_gpu_layers = not asked.no_mmap, 0
+        model = self._library.llama_model_load_from_file(os.fsencode(asked.model), parameters)
+        if not model:
+            raise ValueError(f"llama.cpp cannot load {asked.model}; see what it says with `llama-cli -m {asked.model}`")
+        return model
+
+    def _new_context(self, asked: argparse.Namespace) -> Any:
+        parameters = self._library.llama_context_default_params()
+        parameters.n_ctx = -(-asked.context_tokens // CONTEXT_STEP) * CONTEXT_STEP
+        parameters.n_batch = parameters.n_ubatch = 32  # one token at a time; larger ones only take memory
+        parameters.n_threads = parameters.n_threads_batch = asked.threads
+        if asked.float32_cache:
+            parameters.type_k = parameters.type_v = self._library.GGML_TYPE_F32
+        context = self._library.llama_init_from_model(self._model, parameters)
+        if not context:
+            raise ValueError(f"llama.cpp cannot make a context of {parameters.n_ctx} tokens for {asked.model}; ask for fewer")
+        return context
+
+    def begin(self) -> None:
+        """Forget the document so far."""
+        self._library.llama_memory_clear(self._library.llama_get_memory(self._context), True)
+
+    def step(self, token_id: int) -> NDArray[np.float32]:
+        """Logits [V] of the token after this one; overwritten by the next step."""
+        library = self._library
+        token = (library.llama_token * 1)(token_id)
+        if status := library.llama_decode(self._context, library.llama_batch_get_one(token, 1)):
+            raise RuntimeError(f"llama_decode returned {status}: 1 = the document is longer than --context-tokens")
+        return np.ctypeslib.as_array(library.llama_get_logits_ith(self._context, -1), (self._num_logits,))
+
+    def stats(self) -> dict[str, float]:
+        """Nothing: it does not count experts."""
+        return {}
+
+
+def _silent_log() -> Any:
+    from ctypes import CFUNCTYPE, c_char_p, c_int, c_void_p
+
+    return CFUNCTYPE(None, c_int, c_char_p, c_void_p)(lambda level, text, data: None)
+
+
+_SILENT = _silent_log()
+
+
+def load(asked: argparse.Namespace) -> LlamaCpp:
+    """Decode with llama.cpp."""
+    return LlamaCpp(asked)
+
+
+if __name__ == "__main__":
+    raise SystemExit(protocol.main("llama_cpp", declare, load))

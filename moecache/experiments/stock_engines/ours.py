@@ -1,0 +1,39 @@
+"""moecache's runtime under one of the presets, its experts in slots and on disk."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from moecache.experiments.stock_engines import protocol
+from moecache.policy import PRESETS
+
+NOT_COUNTS = ("policy", "hit_rate", "torch_threads", "omp_wait_policy")
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """The engine's own options."""
+    parser.add_argument("--policy", choices=[preset.label for preset in PRESETS], default=PRESETS[0].label, help="what is waited for")
+    parser.add_argument("--slots", type=int, required=True, help="experts a layer in memory")
+    parser.add_argument("--readers", type=int, help="threads that read (default: the runtime's)")
+    parser.set_defaults(onednn=False)
+
+
+def load(asked: argparse.Namespace) -> Any:
+    """Decode with moecache's runtime."""
+    import moecache
+    from moecache.experiments.stock_engines.stepping import Stepped
+
+    policy = next(preset for preset in PRESETS if preset.label == asked.policy)
+    readers = {} if asked.readers is None else {"num_readers": asked.readers}
+    model = moecache.offload(asked.model, policy, asked.slots, **readers)
+
+    def stats() -> dict[str, float]:
+        return {name: value for name, value in model.moecache.stats().items() if name not in NOT_COUNTS}
+
+    settings = {"policy": policy.label, "slots": asked.slots}
+    return Stepped(model, asked, stats, settings, {"moecache": moecache.__version__})
+
+
+if __name__ == "__main__":
+    raise SystemExit(protocol.main("ours", declare, load))
