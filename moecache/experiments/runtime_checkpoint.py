@@ -24,7 +24,7 @@ MADE_FROM = "made_from.json"
 
 @dataclass(frozen=True)
 class Geometry:
-    """A widened model, named by what it is made from; sizes in numbers of entries. Experts are padded with noise, so that no zero is special."""
+    """A widened model, named by what it is made from; sizes in numbers of entries. Padding is noise, so that no disk treats it apart."""
 
     model_name: str = "reference-512"
     num_layers: int = 2

@@ -3,10 +3,10 @@
 Several decoders take turns, one block of tokens each, so that what the machine does meanwhile meets all of them. Every decoder has a model,
 slots and threads of its own, and only one of them works at a time: before the next begins, background copies are let end (`rest`).
 
-*A token of which everything is resident* is measured in the same loop and the same slots: a block that was decoded under fetch-every-miss is
-decoded once more from the state it began with. Its calls are the same, and the slots hold the experts called last, so all of them hit, as
-long as the block's calls fit into the slots (tokens x top-k <= slots). Nothing else changes: contents and order of the slots are afterwards
-what they were. So the difference of both readings is what waiting costs, token by token.
+*A token of which everything is resident* is measured in the same loop and the same slots: a block that was decoded under fetch-every-miss
+is decoded once more from the state it began with. Its calls are the same, and the slots hold the experts called last, so all of them hit,
+as long as the block's calls fit into the slots (tokens x top-k <= slots). Nothing else changes: contents and order of the slots are
+afterwards what they were. So the difference of both readings is what waiting costs, token by token.
 
 Nothing here knows links, policies' names or what is concluded from the seconds.
 """
@@ -44,7 +44,7 @@ SECONDS = ("seconds_routing", "seconds_overhead", "seconds_waiting", "seconds_ex
 
 
 class TimedTransfer(Transfer):
-    """A transfer that notes, for every demand read, when it was asked for and when its last byte was there. Set `token` before each token."""
+    """Notes for every demand read when it was asked for and when its last byte was there. Set `token` before each token."""
 
     def __init__(self, store: Store, num_readers: int = NUM_READERS) -> None:
         super().__init__(store, num_readers)
@@ -65,7 +65,7 @@ class TimedTransfer(Transfer):
             self._ended[ticket] = perf_counter()
 
     def taken_groups(self) -> list[tuple[int, float]]:
-        """(bytes, seconds from the first asking to the last byte) of every step's demand reads since the last call; they must have ended."""
+        """(bytes, seconds from the first asking to the last byte) of each step's demand reads since the last call; all must have ended."""
         groups: dict[tuple[int, int], list[Any]] = {}
         for token, start, ticket in self._asked:
             group = groups.setdefault((token, ticket.layer), [0, start, start])
@@ -148,8 +148,8 @@ class Decoder:
         shape = self.runtime.shape
         if row["hit"] != num_tokens * shape.num_layers * shape.top_k:
             raise ValueError(
-                f"{num_tokens} tokens decoded again had only {row['hit']:.0f} hits under {self.policy.label!r}: use a policy that keeps the "
-                f"experts called last, and blocks of at most {int(self.runtime.num_slots.min()) // shape.top_k} tokens"
+                f"{num_tokens} tokens decoded again had only {row['hit']:.0f} hits under {self.policy.label!r}: use a policy that keeps "
+                f"the experts called last, and blocks of at most {int(self.runtime.num_slots.min()) // shape.top_k} tokens"
             )
         return row
 

@@ -1,7 +1,7 @@
 """How fast blocks come: a plain parallel reader to compare the runtime's demand reads with.
 
-A disk is not one number, and a host may keep what was read a moment ago. So the plain reader reads the *same* blocks in the same groups as the
-runtime did while decoding, in the same run, half of the time before it and half of the time after it.
+A disk is not one number, and a host may keep what was read a moment ago. So the plain reader reads the *same* blocks in the same groups as
+the runtime while decoding, in the same run, half of the time before it and half of the time after it.
 """
 
 from __future__ import annotations

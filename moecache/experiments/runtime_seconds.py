@@ -1,7 +1,7 @@
 """Seconds per token of an offloaded model under several policies, measured on this machine's disk and over emulated links.
 
-All policies decode the same held-out text (`runtime_decoding`): a pass that is only recorded, then from a cold start `warm_tokens` tokens that
-do not count, then blocks of tokens in turns: A B C, C B A, A B C ... Ratios are made within one such run.
+All policies decode the same held-out text (`runtime_decoding`): a pass that is only recorded, then from a cold start `warm_tokens` tokens
+that do not count, then blocks of tokens in turns: A B C, C B A, A B C ... Ratios are made within one such run.
 
 The *bound* that a policy's token is compared with: what a plain reader would need for the bytes that the policy waits for, and then a token
 of which everything is resident, nothing overlapped:
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -92,7 +93,7 @@ class Timed:
     plan: Plan
 
 
-def timed_on_disk(packed: Path, text: np.ndarray, plan: Plan = Plan(), progress: bool = True) -> Timed:  # noqa: B008
+def timed_on_disk(packed: Path, text: np.ndarray, plan: Plan = Plan(), progress: bool = True) -> Timed:
     """Measure every policy with experts read from the packed file, and the plain reader beside fetch-every-miss.
 
     Parameters
@@ -132,7 +133,7 @@ def timed_on_links(
     text: np.ndarray,
     links: Mapping[str, float],
     plan: Plan = Plan(),
-    progress: bool = True,  # noqa: B008
+    progress: bool = True,
 ) -> Timed:
     """Measure every policy over emulated links, one after the other, each on the same tokens from the same cold start.
 
@@ -196,9 +197,9 @@ def _warm(decoders: Sequence[Decoder], plan: Plan, bar: tqdm) -> None:
         bar.update()
 
 
-def _turn(decoders: Sequence[Decoder], block: int, plan: Plan, bar: tqdm) -> list[dict]:
+def _turn(decoders: Sequence[Decoder], block: int, plan: Plan, bar: tqdm) -> list[dict[str, Any]]:
     """One block of tokens of every decoder, in turning order."""
-    rows: list[dict] = []
+    rows: list[dict[str, Any]] = []
     for decoder in decoders if block % 2 == 0 else decoders[::-1]:
         is_fetching = decoder.policy == FETCH_EVERY_MISS
         rows.append({"policy": decoder.policy.label, "block": block, **decoder.read(plan.block_tokens, will_repeat=is_fetching)})
