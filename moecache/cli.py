@@ -17,13 +17,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status."""
-    parser = argparse.ArgumentParser(prog="moecache", description="Which expert misses are worth waiting for?")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, (function, declare) in _COMMANDS.items():
-        command = commands.add_parser(name, help=_purpose(function), description=_purpose(function))
-        declare(command)
-        command.set_defaults(function=function)
-    asked = parser.parse_args(arguments)
+    asked = parsers()[""].parse_args(arguments)
     try:
         return asked.function(asked)
     except KeyboardInterrupt:
@@ -32,6 +26,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, RuntimeError, OSError) as fault:
         print(f"moecache: {fault}", file=sys.stderr)
         return 1
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of the whole command line under "", and that of each subcommand under its name."""
+    whole = argparse.ArgumentParser(prog="moecache", description="Which expert misses are worth waiting for?")
+    commands = whole.add_subparsers(dest="command", required=True)
+    found = {"": whole}
+    for name, (function, declare) in _COMMANDS.items():
+        found[name] = commands.add_parser(name, help=_purpose(function), description=_purpose(function))
+        declare(found[name])
+        found[name].set_defaults(function=function)
+    return found
 
 
 def run(asked: argparse.Namespace) -> int:

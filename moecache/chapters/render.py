@@ -1,7 +1,7 @@
 """From executed chapters to the book.
 
 The pages of the book are gathered in one folder (static pages with their numbers filled in, the table of
-claims, the assembled chapters), Jupyter Book renders them with every warning an error, the built pages are
+claims, the assembled chapters, the reference from the docstrings), Jupyter Book renders them with every warning an error, the built pages are
 checked, and only then does the result take the place of the book that was there.
 
 It does not know how chapters are run.
@@ -100,6 +100,7 @@ def gather(root: Path, pages: Mapping[str, Page], *, is_part: bool) -> Path:
     for path in folder.rglob("*.md"):
         name = str(path.relative_to(folder))
         path.write_text(fill(path.read_text(), values, name, missing="(not run)" if is_part else None))
+    _write_reference(folder)
     return folder
 
 
@@ -125,6 +126,15 @@ def _write_claims(folder: Path, root: Path) -> None:
     if done.returncode != 0:
         raise BookFailed(f"the table of claims could not be made:\n{_told(done)}")
     (folder / "claims.md").write_text(done.stdout)
+
+
+def _write_reference(folder: Path) -> None:
+    """Write the pages of the API reference beside their index, where the book has one."""
+    if not (folder / "reference" / "README.md").exists():
+        return
+    done = _run([sys.executable, "-m", "moecache.api_pages", folder / "reference"])
+    if done.returncode != 0:
+        raise BookFailed(f"the reference could not be written:\n{_told(done)}")
 
 
 def _run(command: Sequence[Any], values: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -27,7 +27,7 @@ from moecache.chapters.source import Chapter, ChapterError, find_chapters
 
 NUM_WORKERS = 2
 _PACKAGE = Path(__file__).resolve().parents[1]
-_MACHINERY = ("chapters", "claims", "cli.py")
+_MACHINERY = ("chapters", "claims", "cli.py", "api_pages")
 _positions: queue.SimpleQueue[int] = queue.SimpleQueue()
 for _place in range(NUM_WORKERS):
     _positions.put(_place)
