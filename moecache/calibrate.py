@@ -17,6 +17,10 @@ from moecache.trace import RouterTrace
 def most_called(trace: RouterTrace) -> np.ndarray:
     """Experts of each layer by number of calls, most called first, the lower id first among equals.
 
+    Parameters
+    ----------
+    trace : RouterTrace of a calibration text, disjoint from the one that the profile is used on.
+
     Returns
     -------
     [L,E] int64 : a profile for `cold_start`, for the static policy or to start warm.
@@ -36,6 +40,10 @@ def buddy_table(trace: RouterTrace, num_buddies: int = 16) -> np.ndarray:
     Returns
     -------
     [L,E,H] int16 : best first (the lower id among equals), -1 where fewer experts were called together.
+
+    Raises
+    ------
+    ValueError : `num_buddies` outside 1..E-1.
     """
     shape = trace.shape
     if not 1 <= num_buddies < shape.num_experts:
@@ -52,7 +60,16 @@ def buddy_table(trace: RouterTrace, num_buddies: int = 16) -> np.ndarray:
 
 
 def predict_previous_token(trace: RouterTrace) -> RouterTrace:
-    """The trace with `predicted_ids` = what the token before called (nothing at a document's start)."""
+    """The trace with `predicted_ids` = what the token before called (nothing at a document's start).
+
+    Parameters
+    ----------
+    trace : RouterTrace.
+
+    Returns
+    -------
+    RouterTrace : the same arrays, and `predicted_ids` [T,L,K] int16, best first, -1 = nothing.
+    """
     predicted = np.full_like(trace.topk_ids, -1)
     predicted[1:] = trace.topk_ids[:-1]
     predicted[trace.document_start] = -1

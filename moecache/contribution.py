@@ -81,6 +81,10 @@ def _contributions(
 def contribution_oracle() -> ContributionOracle:
     """`wait_values` that are each call's true contribution w x ||f|| / h; the policy's `gate_threshold` is then compared with it.
 
-    mc.emulate(model, texts, mc.threshold(0.02), num_slots=128, wait_values=contribution_oracle())
+        mc.emulate(model, texts, mc.threshold(0.02), num_slots=128, wait_values=contribution_oracle())
+
+    Returns
+    -------
+    ContributionOracle : for `emulate`; it computes each expert of a step by itself, and may be used for one run after another.
     """
     return ContributionOracle()

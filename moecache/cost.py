@@ -147,7 +147,22 @@ def estimate_seconds(
 
 
 def with_seconds(run: Run, hardware: Hardware | str, expert_bytes: int | None = None, prefetch_lead_steps: int = 1) -> Run:
-    """The run with simulated `seconds`; their parts are in `run.extra` and so in `run.frame()`."""
+    """The run with simulated `seconds`; their parts are in `run.extra` and so in `run.frame()`.
+
+    Parameters
+    ----------
+    run : Run with its decisions.
+    hardware, expert_bytes, prefetch_lead_steps : as for `estimate_seconds`.
+
+    Returns
+    -------
+    Run : with `seconds` [T] float64, `seconds_kind` "simulated", and [T] `compute_seconds`, `blocking_seconds`, `stall_seconds`,
+        `link_busy_seconds` in `extra`.
+
+    Raises
+    ------
+    ValueError : what `estimate_seconds` raises.
+    """
     estimate = estimate_seconds(run, hardware, expert_bytes, prefetch_lead_steps)
     parts = ("compute_seconds", "blocking_seconds", "stall_seconds", "link_busy_seconds")
     return replace(

@@ -176,8 +176,15 @@ def emulate_policies(
 ) -> list[Run]:
     """Several policies over the same documents: the runs that `emulate` gives for each, bit for bit, in less time.
 
-    Shared are the exact model's answers, the low-bit copies, and all that is computed before the first MoE layer's experts. Arguments
-    are those of `emulate`; what only some policies use (`buddies`, `low_bits`, `predict`) goes to those, and must be of use to one.
+    Shared are the exact model's answers, the low-bit copies, and all that is computed before the first MoE layer's experts.
+
+    Parameters
+    ----------
+    model, token_ids, num_slots, cold_start, documents, exact_prefix_tokens, seed, stepped : as for `emulate`.
+    layer_error, keep_logits, progress, wait_values, compare_with_exact, experts : as for `emulate`.
+    buddies, low_bits, predict : as for `emulate`; given to the policies that use them, and must be of use to one.
+    policies : sequence of Policy
+        Each with a cache of its own.
 
     Returns
     -------

@@ -69,7 +69,13 @@ def emulated_generation(
     stop: Stop | None = None,
     **more: Any,
 ) -> Generation:
-    """Write greedily after each prompt under one policy; `emulated_generations` for several, and for the arguments.
+    """Write greedily after each prompt under one policy.
+
+    Parameters
+    ----------
+    policy : Policy
+    model, prompts, num_slots, max_new_tokens, stop : as for `emulated_generations`.
+    **more : further arguments of `emulated_generations`.
 
     Returns
     -------

@@ -167,6 +167,17 @@ def num_bytes(num_outputs: int, num_inputs: int, bits: int) -> int:
 def low_bit_expert_bytes(model: Any, bits: int) -> int:
     """Bytes of one expert's low-bit copy, its scales and zeros included; biases keep their type.
 
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        Of an understood family; only shapes are looked at.
+    bits : {8, 4, 3, 2}
+
+    Returns
+    -------
+    int
+        Bytes.
+
     Raises
     ------
     ValueError
@@ -185,7 +196,13 @@ def low_bit_expert_bytes(model: Any, bits: int) -> int:
 
 @dataclass(frozen=True)
 class LowBitCopies:
-    """A low-bit copy of every expert of a model, laid out in the model's own type: one experts module a MoE layer."""
+    """A low-bit copy of every expert of a model, laid out in the model's own type: one experts module a MoE layer.
+
+    Attributes
+    ----------
+    bits : 8, 4, 3 or 2, of each weight.
+    layers : [L] modules, the model's experts with rounded matrices, in full precision again.
+    """
 
     bits: int
     layers: tuple[nn.Module, ...]
@@ -196,6 +213,21 @@ def low_bit_copies(model: Any, bits: int) -> LowBitCopies:
     """Low-bit copies of all routed experts, made from the weights that the model has now.
 
     Keep them to emulate several policies: making them takes seconds, and as much memory as the experts themselves.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        Of an understood family.
+    bits : {8, 4, 3, 2}
+
+    Returns
+    -------
+    LowBitCopies
+
+    Raises
+    ------
+    ValueError
+        For another number of bits, or a model without MoE layers.
     """
     check_bits(bits)
     return LowBitCopies(bits, tuple(_low_bit_experts(layer.experts, bits) for layer in hf_internals.moe_layers(model)))
@@ -227,6 +259,16 @@ def quantised_model(model: Any, bits: int, is_dense_rounded: bool = True) -> Ite
     bits : {8, 4, 3, 2}
     is_dense_rounded : bool
         False rounds routed experts only.
+
+    Yields
+    ------
+    transformers.PreTrainedModel
+        The same model, rounded in place.
+
+    Raises
+    ------
+    ValueError
+        For another number of bits.
     """
     check_bits(bits)
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []

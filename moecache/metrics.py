@@ -194,6 +194,10 @@ def perplexity_increase(loss_nats: Any, exact_loss_nats: Any) -> float:
     loss_nats, exact_loss_nats : [T] token losses of the same tokens, or runs that hold them; NaN where there is none (a document's
         first token).
 
+    Returns
+    -------
+    float : as a fraction, 0.05 = 5 %.
+
     Raises
     ------
     ValueError : arrays of different length, or no token with both losses.

@@ -28,7 +28,15 @@ ORDER_SEED = 7
 
 @dataclass(frozen=True)
 class Document:
-    """Token ids [n] int32 of one held-out text, with what statistics need to know about it."""
+    """Token ids of one held-out text, with what statistics need to know about it.
+
+    Attributes
+    ----------
+    tokens : [n] int32.
+    domain : what kind of text it is, one of `texts.DOMAINS`.
+    cluster : the origin it shares with other documents (a package, a generator's kind): they are no independent draws.
+    name : unique within its domain.
+    """
 
     tokens: NDArray[np.int32]
     domain: str
@@ -54,6 +62,10 @@ def held_out_documents(
     domains : which domains take turns. `word_problems` and `interpreter` are generated and need no package.
     name, directory : whose tokenizer (see `loading.load_model`).
     say : told about the first build of the texts.
+
+    Returns
+    -------
+    list of Document
 
     Raises
     ------

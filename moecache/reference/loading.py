@@ -44,6 +44,10 @@ def load_model(name: str = "reference-512", directory: Path | str | None = None)
     name : folder name under `data/models`.
     directory : another folder with `config.json` and `model.safetensors`.
 
+    Returns
+    -------
+    transformers.PreTrainedModel : in evaluation mode.
+
     Raises
     ------
     MissingModelError : a file is missing; says how to make it.
@@ -80,6 +84,14 @@ def quiet_library() -> Iterator[None]:
 
 def load_tokenizer(name: str = "reference-512", directory: Path | str | None = None) -> Tokenizer:
     """Load a reference model's tokenizer (`encode(text).ids`, `decode(ids)`).
+
+    Parameters
+    ----------
+    name, directory : as for `load_model`.
+
+    Returns
+    -------
+    tokenizers.Tokenizer
 
     Raises
     ------

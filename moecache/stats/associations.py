@@ -161,6 +161,18 @@ def association_within(
 def detectable_correlation(num_points: int, power: float = 0.8, alpha: float = 0.05) -> float:
     """Return the smallest correlation that a two-sided test over n points would detect with this power.
 
+    Parameters
+    ----------
+    num_points : int
+        n, at least 4.
+    power, alpha : float
+        Share of samples that would detect it, and the level of the test.
+
+    Returns
+    -------
+    float
+        |r|; 1 where no correlation would be detected.
+
     Raises
     ------
     ValueError

@@ -75,7 +75,20 @@ def fan_across(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Say what samples of n units would have given for the coefficient across policies; columns as `fan_within`."""
+    """Say what samples of n units would have given for the coefficient across policies.
+
+    Parameters
+    ----------
+    frame, x, y, unit
+        As for `correlation_across_policies`.
+    sizes, num_samples, confidence, seed
+        As for `fan_within`; sizes count units.
+
+    Returns
+    -------
+    DataFrame
+        One row a size, with the columns of `fan_within`.
+    """
     paired = pair_documents(frame, unit, (x, y))
     sign = np.sign(_spearman(paired.means(x)[None], paired.means(y)[None])[0])
 

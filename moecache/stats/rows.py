@@ -58,7 +58,30 @@ def tidy_row(
     smallest_detectable: float = np.nan,
     is_planned: bool = False,
 ) -> pd.DataFrame:
-    """Return one row in the form of this package."""
+    """Return one row in the form of this package.
+
+    Parameters
+    ----------
+    question : str
+    estimate : float
+        In the unit that the question names.
+    interval : (float, float)
+        Its low and high end.
+    n, counted : int, str
+        How many, and what they are.
+    test, p : str, float
+        Empty and NaN where no test was made.
+    effect, effect_kind : float, str
+        A size without a unit, and which one.
+    smallest_detectable : float
+        In the unit of the estimate.
+    is_planned : bool
+
+    Returns
+    -------
+    DataFrame
+        One row with the columns of `COLUMNS`.
+    """
     status = "planned" if is_planned else "exploratory"
     bounds = (float(interval[0]), float(interval[1]))
     values = (question, float(estimate), *bounds, int(n), counted, test, p, effect, effect_kind, smallest_detectable, status)
@@ -106,6 +129,11 @@ def shown(rows: pd.DataFrame, digits: int = 3) -> pd.DataFrame:
         In the form of `tidy_row`.
     digits : int
         Significant digits.
+
+    Returns
+    -------
+    DataFrame
+        Of words: question, estimate with interval, n, test, effect size, smallest detectable, status.
     """
     number = f"{{:.{digits}g}}".format
     bounds = zip(rows["estimate"], rows["low"], rows["high"], strict=True)

@@ -67,6 +67,10 @@ def open_store(source: str | Path | Checkpoint, host_bytes: int = 0, check: str 
     check : when checksums of a packed file are compared: "first", "always" or "never".
     is_pinned : whether that memory is page-locked, for copies to a GPU.
 
+    Returns
+    -------
+    Store
+
     Raises
     ------
     StoreError : it is not there, not whole, or not understood.

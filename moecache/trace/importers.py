@@ -45,6 +45,10 @@ def load_trace(
         the highest id is never called, a tensor of logits needs the other two. A file that says otherwise is refused.
     memory_map : for this package's own files: arrays are views of the file, see `RouterTrace.load`. Other formats are read into memory.
 
+    Returns
+    -------
+    RouterTrace : checked; without scores where the format has none.
+
     Raises
     ------
     FileNotFoundError : no such file.
