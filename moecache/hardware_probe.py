@@ -110,7 +110,7 @@ def _disk(expert_bytes: int, directory: Path, file_bytes: int, seconds: float) -
     """Rate and latency of reads at random places of a scratch file, and how it was read."""
     block = -(-expert_bytes // ALIGNMENT) * ALIGNMENT
     num_blocks = max(file_bytes // block, 2)
-    with _scratch_file(directory, block, num_blocks) as path, _opened(path) as (descriptor, how):
+    with scratch_file(directory, block, num_blocks) as path, _opened(path) as (descriptor, how):
         small = _read_seconds(descriptor, ALIGNMENT, num_blocks * (block // ALIGNMENT), seconds)
         whole = _read_seconds(descriptor, block, num_blocks, seconds)
     latency = min(small, whole / 2)  # of a read that is nothing but latency
@@ -131,8 +131,8 @@ def _read_seconds(descriptor: int, num_bytes: int, num_blocks: int, seconds: flo
 
 
 @contextmanager
-def _scratch_file(directory: Path, block: int, num_blocks: int) -> Iterator[Path]:
-    """A file of random bytes on the disk itself, deleted afterwards."""
+def scratch_file(directory: Path, block: int, num_blocks: int) -> Iterator[Path]:
+    """A file of `num_blocks` blocks of random bytes, on the disk itself, deleted afterwards."""
     handle, name = tempfile.mkstemp(dir=directory, prefix="moecache-", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
