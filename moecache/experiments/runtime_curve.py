@@ -39,7 +39,7 @@ def by_policy(timed: Timed, seed: int = 0) -> pd.DataFrame:
     -------
     DataFrame
         One row a link and policy, "all hits" too: link, link_bytes_per_second (on the disk the plain reader's), late_fraction, policy,
-        num_tokens; seconds_per_token with _low and _high; ratio = fetch-every-miss's seconds / this policy's with ratio_low, ratio_high;
+        num_tokens; seconds_per_token with _low and _high; preempted_per_token, a sign of other work on the machine; ratio = fetch-every-miss's seconds / this policy's with ratio_low, ratio_high;
         demand_bytes_per_token; bound_seconds, bound_ratio = seconds / bound; hit_share, fetched_share, substituted_share of calls;
         waiting_, experts_, routing_, overhead_, dense_seconds_per_token. All MEASURED; intervals are 95 %, blocks of tokens drawn again.
     """
@@ -181,6 +181,7 @@ def _with_intervals(own: pd.DataFrame, fetching: pd.DataFrame, seed: int) -> dic
 def _shares(own: pd.DataFrame) -> dict[str, float]:
     calls, tokens = own[["hit", "fetched", "forced", "substituted"]].sum(), own["num_tokens"].sum()
     shares = {
+        "preempted_per_token": own["num_preempted"].sum() / tokens,
         "hit_share": calls["hit"] / calls.sum(),
         "fetched_share": (calls["fetched"] + calls["forced"]) / calls.sum(),
         "substituted_share": calls["substituted"] / calls.sum(),

@@ -14,6 +14,7 @@ Nothing here knows links, policies' names or what is concluded from the seconds.
 from __future__ import annotations
 
 import copy
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -123,7 +124,8 @@ class Decoder:
         Returns
         -------
         dict
-            num_tokens; seconds (wall time of the forwards, vocabulary head included); calls by outcome (hit, fetched, forced, substituted);
+            num_tokens; seconds (wall time of the forwards, vocabulary head included); num_preempted (how often another process took the
+            computing thread's core from it); calls by outcome (hit, fetched, forced, substituted);
             bytes_demand, bytes_background, num_stalls, num_late and the parts of the seconds (see `Counters`); fetch_bytes and
             fetch_seconds (of each step's demand reads, from the first asking to the last byte).
         """
@@ -174,6 +176,7 @@ class Decoder:
 
     def _decode(self, first: int, num_tokens: int, cache: Any) -> tuple[dict[str, float], Any]:
         before, seconds = self.runtime.stats(), 0.0
+        preempted = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
         for token in range(first, first + num_tokens):
             ids = self._ids[None, token : token + 1]
             self.transfer.token = token
@@ -182,7 +185,8 @@ class Decoder:
             seconds += perf_counter() - start
             cache = hf_internals.decoding_cache(output)
         after = self.runtime.stats()
-        row: dict[str, float] = {"num_tokens": num_tokens, "seconds": seconds}
+        preempted = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw - preempted
+        row: dict[str, float] = {"num_tokens": num_tokens, "seconds": seconds, "num_preempted": preempted}
         row |= {name: after[name] - before[name] for name in (*CALLS, *COUNTED, *SECONDS)}
         groups = self.transfer.taken_groups()
         return row | {"fetch_bytes": sum(group[0] for group in groups), "fetch_seconds": sum(group[1] for group in groups)}, cache

@@ -29,6 +29,7 @@ from tqdm import tqdm
 from moecache.experiments.runtime_decoding import Decoder, Recorded, one_thread
 from moecache.experiments.runtime_reads import PlainReader, demand_groups
 from moecache.policy import FETCH_EVERY_MISS, PRESETS, Policy
+from moecache.runtime.slots import free_bytes
 from moecache.stores.blocks import Store
 from moecache.stores.paced import PacedStore
 from moecache.stores.packed_file import PackedStore
@@ -147,6 +148,7 @@ def timed_on_links(
     with ExitStack() as stack:
         stack.enter_context(one_thread())
         with closing(PackedStore(packed, check="never")) as disk:
+            _check_memory(disk, plan)
             link = PacedStore(RamStore.from_store(disk, progress=progress), 0.0, NO_LIMIT)
         stack.enter_context(closing(link))
         decoders = _decoders(packed, link, text, plan, stack)
@@ -164,6 +166,14 @@ def timed_on_links(
                 blocks.insert(0, column, value)
             frames.append(blocks)
     return Timed(pd.concat(frames, ignore_index=True), pd.DataFrame(), recorded, plan)
+
+
+def _check_memory(store: Store, plan: Plan) -> None:
+    """See that all experts and every policy's slots fit into main memory together."""
+    slots = len(plan.policies) * plan.num_slots * store.num_layers
+    needed, free = (store.num_layers * store.num_experts + slots) * store.layout.block_bytes, free_bytes("cpu")
+    if free is not None and needed > free:
+        raise ValueError(f"all experts and the slots need {needed} bytes of main memory, {free} are free; measure fewer policies at a time")
 
 
 @contextmanager
