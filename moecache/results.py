@@ -86,6 +86,7 @@ def load_or_run(
     function: Callable[[], pd.DataFrame],
     *,
     inputs: Mapping[str, str] | None = None,
+    is_part: bool = False,
 ) -> Result:
     """Return the table of an experiment, measured only when it is not there yet.
 
@@ -100,6 +101,9 @@ def load_or_run(
         Measures; takes nothing and returns a tidy table with the default index.
     inputs : mapping, optional
         Content hashes of what goes in, such as ``{"model": ..., "texts": ...}``.
+    is_part : bool
+        Whether this is a piece of a larger result: kept on this machine, so that an interrupted measurement
+        goes on from there, but not told by `used`.
 
     Returns
     -------
@@ -119,10 +123,11 @@ def load_or_run(
     for folder in _folders(_mode()):
         found = _load(folder, question, code if folder == own_folder() else None)
         if found is not None:
-            return _noted(found)
+            return found if is_part else _noted(found)
     if _mode() == "stored":
         raise MissingResult(_missing(question))
-    return _noted(_run(question, function, code))
+    measured = _run(question, function, code)
+    return measured if is_part else _noted(measured)
 
 
 def describe(experiment: str, parameters: Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -154,8 +154,8 @@ def test_too_few_rules_or_units_decide_nothing() -> None:
     assert verdict.state is INCONCLUSIVE
     drawing, listed = claims.load_claims()
     small = paired_frame(WORLD, 57, 0, SETTINGS[0])
-    for claim in listed:
-        for judged in claims.judge_settings(claim, drawing, small).values() if claim.rule else ():
+    for claim in (claim for claim in listed if claim.rule and not claim.drawing):
+        for judged in claims.judge_settings(claim, drawing, small).values():
             assert judged == claims.Verdict(INCONCLUSIVE, "only 19 clusters were read, 20 are needed")
 
 
@@ -166,6 +166,21 @@ def test_controls_with_another_fallback_do_not_enter_the_relation() -> None:
     (verdict,) = claims.judge_settings(claim, drawing, _frame(control)).values()
     assert "over 6 rules" in verdict.evidence
     assert verdict.state is SUPPORTED
+
+
+def test_a_claim_may_have_units_settings_and_rows_of_its_own() -> None:
+    drawing, listed = claims.load_claims()
+    speed = next(claim for claim in listed if claim.id == "j")
+    assert (speed.drawn(drawing).unit, drawing.unit) == ("repeat", "cluster")
+    assert speed.drawn(drawing).confidence == drawing.confidence
+    ran = {"model": "m", "is_capped": True, "outcome": "ran"}
+    rates = {speed.parameters["stock"]: 1.0, **{engine: 2.0 * factor for engine, factor in speed.parameters["factors"].items()}}
+    rows = [
+        {**ran, "cell": cell, "is_fitting": cell == "all", "engine": engine, "repeat": repeat, "tokens_per_second": rate * (1 + 0.01 * repeat)}
+        for cell in ("some", "all") for repeat in range(3) for engine, rate in rates.items()
+    ]  # fmt: skip
+    found = claims.judge_settings(speed, drawing, pd.DataFrame(rows))
+    assert {setting: verdict.state for setting, verdict in found.items()} == {"m, some": SUPPORTED}
 
 
 def test_the_interval_alone_decides() -> None:
@@ -216,8 +231,8 @@ def test_a_wrong_data_file_is_answered_with_what_is_wrong(tmp_path: Path) -> Non
             claims.load_claims(path)
     with pytest.raises(ValueError, match="does not exist"):
         claims.load_claims(tmp_path / "none.yml")
-    with pytest.raises(ValueError, match="no rule decides claim 'j'"):
-        claims.verdict_on("j", pd.DataFrame())
+    with pytest.raises(ValueError, match="no rule decides claim 'z'"):
+        claims.verdict_on("z", pd.DataFrame())
 
 
 # The page

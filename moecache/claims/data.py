@@ -10,7 +10,7 @@ This module decides nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from moecache import results
 from moecache.frame_file import read_frame
 from moecache.kernel import KERNEL_VERSION
 from moecache.stats import unique_documents
+from moecache.stats.paired import SETTING
 
 _ROOT = Path(__file__).resolve().parents[2]
-_KEYS = {"id", "title", "text", "reported", "chapters", "experiment", "plan", "rule", "rule_text", "parameters"}
+_KEYS = {"id", "title", "text", "reported", "chapters", "experiment", "plan", "rule", "rule_text", "parameters",
+         "setting", "where", "drawing"}  # fmt: skip
 _NEEDED = {"id", "title", "text", "chapters"}
 _TOGETHER = {"experiment", "rule", "rule_text", "parameters"}
 
@@ -34,7 +36,7 @@ class Drawing:
 
     Attributes
     ----------
-    unit : {"cluster", "document"}
+    unit : {"cluster", "document", "repeat"}
     confidence : float
     num_draws, seed : int
     fewest_units : int
@@ -53,7 +55,17 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim as the data file states it; see there for the meaning of each field."""
+    """One claim as the data file states it; see there for the meaning of each field.
+
+    Attributes
+    ----------
+    setting : tuple of str
+        Columns whose values make a setting; by default model, regime and capacity.
+    where : mapping of str to value
+        The rows that the claim speaks of.
+    drawing : mapping
+        What this claim draws otherwise.
+    """
 
     id: str
     title: str
@@ -65,6 +77,13 @@ class Claim:
     rule: str = ""
     rule_text: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    setting: tuple[str, ...] = SETTING
+    where: Mapping[str, Any] = field(default_factory=dict)
+    drawing: Mapping[str, Any] = field(default_factory=dict)
+
+    def drawn(self, drawing: Drawing) -> Drawing:
+        """The study's drawing with what this claim draws otherwise."""
+        return replace(drawing, **self.drawing)
 
     @property
     def rule_in_words(self) -> str:
@@ -103,7 +122,7 @@ def _claim(entry: Mapping[str, Any]) -> Claim:
     for what, which in wrong.items():
         if which:
             raise ValueError(f"claim {name} {what} {', '.join(sorted(which))}")
-    return Claim(**{**entry, "chapters": tuple(entry["chapters"])})
+    return Claim(**{**entry, **{name: tuple(entry[name]) for name in ("chapters", "setting") if name in entry}})
 
 
 def stored_frame(experiment: str, folder: Path | None = None) -> tuple[pd.DataFrame, list[dict[str, Any]]]:

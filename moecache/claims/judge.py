@@ -6,13 +6,13 @@ This module does not know what a rule does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
 from moecache.claims.data import Claim, Drawing, load_claims
 from moecache.claims.rules import RULES
 from moecache.claims.verdict import State, Verdict, combine
-from moecache.stats.paired import SETTING
 
 REGIME_WORDS = {"admitted_anyway": "a substituted miss is admitted anyway", "stays_out": "a substituted miss stays out"}
 
@@ -76,7 +76,7 @@ def judge_settings(claim: Claim, drawing: Drawing, frame: pd.DataFrame) -> dict[
         With a rule.
     drawing : Drawing
     frame : DataFrame
-        One row per (model, regime, num_slots, policy, document); may be empty.
+        One row per setting, policy and document (or what the claim names instead); may be empty.
 
     Returns
     -------
@@ -92,14 +92,28 @@ def judge_settings(claim: Claim, drawing: Drawing, frame: pd.DataFrame) -> dict[
         raise ValueError(f"claim {claim.id} asks for the rule {claim.rule!r}; there are {', '.join(RULES)}")
     if len(frame) == 0:
         return {}
-    rule, verdicts = RULES[claim.rule], {}
-    for setting, rows in frame.groupby(list(SETTING), sort=False):
-        model, regime, num_slots = map(str, setting)  # type: ignore[call-overload]
+    rule, verdicts, drawing = RULES[claim.rule], {}, claim.drawn(drawing)
+    for setting, rows in _where(frame, claim.where).groupby(list(claim.setting), sort=False):
         num_units = len(set(rows[drawing.unit]))
         if num_units < drawing.fewest_units:
             few = f"only {num_units} {drawing.unit}s were read, {drawing.fewest_units} are needed"
             verdict = Verdict(State.INCONCLUSIVE, few)
         else:
             verdict = rule(rows, claim.parameters, drawing)
-        verdicts[f"{model}, {num_slots} slots, {REGIME_WORDS.get(regime, regime)}"] = verdict
+        verdicts[_setting_words(dict(zip(claim.setting, setting, strict=True)))] = verdict  # type: ignore[call-overload]
     return verdicts
+
+
+def _where(frame: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
+    for name, value in values.items():
+        frame = pd.DataFrame(frame[frame[name] == value])
+    return frame
+
+
+def _setting_words(setting: Mapping[str, Any]) -> str:
+    words = {name: str(value) for name, value in setting.items()}
+    if regime := words.pop("regime", None):
+        words["regime"] = REGIME_WORDS.get(regime, regime)
+    if "num_slots" in words:
+        words["num_slots"] += " slots"
+    return ", ".join(words.values())

@@ -59,7 +59,7 @@ def page(notebooks: Path = _ROOT / "notebooks", stored: Path | None = None, buil
     chapters = {number: name for number, name in names.items() if built is None or number in built}
     read = cache(lambda experiment: stored_frame(experiment, stored))
     judged = {c.id: judge_settings(c, drawing, read(c.experiment)[0]) if c.rule else {} for c in claims}
-    rows = [_row(claim, overall(judged[claim.id], drawing.models), chapters) for claim in claims]
+    rows = [_row(claim, overall(judged[claim.id], claim.drawn(drawing).models), chapters) for claim in claims]
     evidence = [_evidence(c, judged[c.id], read(c.experiment)[1]) for c in claims if c.rule]
     return "\n".join([_HEAD, _COLUMNS, *rows, "", "## Rules and evidence", "", _how(drawing), *evidence])
 
@@ -76,8 +76,8 @@ def _row(claim: Claim, verdict: Verdict, chapters: Mapping[str, str]) -> str:
 def _how(drawing: Drawing) -> str:
     unit = "cluster of documents of one origin" if drawing.unit == "cluster" else "document"
     return _spaced(
-        f"Every interval is a {drawing.confidence:.0%} percentile interval of {drawing.num_draws:,} bootstrap draws; the "
-        f"unit is the {unit}. With fewer than {drawing.fewest_units} units a verdict is inconclusive. A rank "
+        f"Unless a rule says otherwise, an interval is a {drawing.confidence:.0%} percentile interval of {drawing.num_draws:,} "
+        f"bootstrap draws; the unit is the {unit}. With fewer than {drawing.fewest_units} units a verdict is inconclusive. A rank "
         "correlation over few rules takes few values, so its interval may shrink to a point. Policies are a "
         "design, not a sample, so there is no p-value over policies.\n"
     )
