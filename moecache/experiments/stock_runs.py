@@ -1,0 +1,250 @@
+"""One run of one engine: its command, the cap around it, and the row that comes of it.
+
+An engine is a program of `stock_engines` that reads a text token by token and prints what each took as JSON. Here it is started in a
+process of its own, under a memory cgroup where the machine allows one, on a cold page cache and with the disk's read-ahead as asked. How
+it ended is told in words, because being killed by the cap is an answer. Which engines are compared, and in which order, is not known
+here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moecache.cache import CapacityError
+from moecache.experiments.memory_cap import CappedRun, run_capped, why_no_cap
+from moecache.experiments.read_ahead import UNKNOWN, read_ahead
+from moecache.experiments.stock_engines.protocol import Measured
+from moecache.experiments.stock_files import Files, files_of, tokens_of
+from moecache.policy import PRESETS, Policy
+from moecache.runtime.budget import slots_within
+
+MEBIBYTE = 2**20
+PRESET_TOP_K = 10  # calls a token for which the presets' thresholds are meant
+DEFAULT = 0  # a choice that is left to the engine or the machine
+RAN, KILLED, TOO_SMALL = "ran", "killed by the cap", "does not fit"
+PROGRAMS = "moecache.experiments.stock_engines"
+PYTHON_VARIABLE = "MOECACHE_STOCK_PYTHON"
+COLUMNS = (
+    "model", "bits", "resident_fraction", "cell", "is_fitting", "engine", "repeat", "outcome", "tokens_per_second", "median_ms",
+    "load_seconds", "cap_mebibytes", "is_capped", "peak_mebibytes", "rss_mebibytes", "private_mebibytes", "read_mebibytes_per_token",
+    "faults_per_token", "hit_rate", "asked_threads", "threads", "asked_read_ahead_kib", "read_ahead_kib", "flags", "versions",
+)  # fmt: skip
+
+
+class StockError(RuntimeError):
+    """An engine is not installed, or failed for another reason than its memory."""
+
+
+class Engine(NamedTuple):
+    """What is compared: a program of `stock_engines` and how it is asked to run."""
+
+    name: str
+    module: str
+    package: str = ""  # what it needs beyond this package's own dependencies
+    policy: str = ""  # of this project's runtime
+    bits: tuple[int, ...] = (16,)
+    maps_files: bool = False
+    has_threads: bool = False  # whether more threads than cores may help it
+
+
+class Cell(NamedTuple):
+    """A precision and a cap."""
+
+    bits: int
+    resident_fraction: float  # share of the experts' bytes that the cap has room for
+
+    @property
+    def words(self) -> str:
+        """As a page says it."""
+        return f"{self.bits} bits, {self.resident_fraction:.0%} of the experts".replace("%", " %")
+
+
+class Choice(NamedTuple):
+    """What a sweep chooses; `DEFAULT` leaves it as it is."""
+
+    threads: int = DEFAULT
+    read_ahead_kib: int = DEFAULT
+
+
+class Text(NamedTuple):
+    """What every run shares: the checkpoint, how much is read, and the allowance."""
+
+    model_name: str
+    hidden_size: int
+    expert_width: int
+    warm_tokens: int  # read first, not timed
+    measured_tokens: int
+    process_mebibytes: int  # of the cap, for interpreter, libraries and activations
+    timeout_seconds: int  # of one run
+
+
+def python() -> str:
+    """The interpreter that runs stock engines: this one, or the one that MOECACHE_STOCK_PYTHON names."""
+    return os.environ.get(PYTHON_VARIABLE, sys.executable)
+
+
+def check_installed(engines: Iterable[Engine]) -> None:
+    """See that the packages of the engines can be imported.
+
+    Raises
+    ------
+    StockError : names what is missing and how to get it.
+    """
+    packages = sorted({engine.package for engine in engines} - {""})
+    missing = [name for name in packages if subprocess.run([python(), "-c", f"import {name}"], capture_output=True).returncode]
+    if missing:
+        raise StockError(
+            f"{', '.join(missing)} cannot be imported by {python()}: install them with `pip install 'moecache[stock]'`, or name an "
+            f"interpreter that has them in {PYTHON_VARIABLE}"
+        )
+
+
+def cap_bytes(files: Files, text: Text, cell: Cell) -> int:
+    """The cap of a cell: its weights and the process's allowance."""
+    return weight_bytes(files, cell) + text.process_mebibytes * MEBIBYTE
+
+
+def weight_bytes(files: Files, cell: Cell) -> int:
+    """What a cell leaves for weights: the dense ones, and a share of the experts."""
+    return files.dense_bytes + round(cell.resident_fraction * files.expert_bytes(cell.bits))
+
+
+def policy_of(engine: Engine, top_k: int) -> Policy:
+    """The policy of this project's runtime, its threshold at the same multiple of the uniform weight as at ten calls.
+
+    Raises
+    ------
+    ValueError : a label that no preset has.
+    """
+    found = [preset for preset in PRESETS if preset.label == engine.policy]
+    if not found:
+        raise ValueError(f"no policy {engine.policy!r}; there are {', '.join(preset.label for preset in PRESETS)}")
+    threshold = found[0].gate_threshold
+    return found[0] if threshold is None else found[0].replace(gate_threshold=threshold * PRESET_TOP_K / top_k, label=engine.policy)
+
+
+def run_once(text: Text, engine: Engine, cell: Cell, choice: Choice, repeat: int) -> dict[str, Any]:
+    """Run one engine once.
+
+    Parameters
+    ----------
+    repeat : which document is read.
+
+    Returns
+    -------
+    dict : one value for each of `COLUMNS`; NaN where there is none.
+
+    Raises
+    ------
+    StockError : the engine failed, and not for want of memory.
+    """
+    files = files_of(text.model_name, text.hidden_size, text.expert_width, cell.bits, engine.module)
+    asked = {
+        "model": text.model_name,
+        **cell._asdict(),
+        "cell": cell.words,
+        "is_fitting": cell.resident_fraction >= 1,
+        "engine": engine.name,
+        "repeat": repeat,
+        "cap_mebibytes": cap_bytes(files, text, cell) / MEBIBYTE,
+        "asked_threads": choice.threads,
+        "asked_read_ahead_kib": choice.read_ahead_kib,
+    }
+    try:
+        options = _own_options(files, engine, cell)
+    except CapacityError:
+        found = {"outcome": TOO_SMALL, "is_capped": why_no_cap() is None, "read_ahead_kib": UNKNOWN, **_figures(None, None)}
+    else:
+        found = _run(text, files, engine, cell, choice, repeat, options)
+    return {name: (asked | found)[name] for name in COLUMNS}
+
+
+def _run(text: Text, files: Files, engine: Engine, cell: Cell, choice: Choice, repeat: int, options: list[str]) -> dict[str, Any]:
+    is_capped = why_no_cap() is None
+    limit = cap_bytes(files, text, cell) if is_capped else None
+    with tempfile.TemporaryDirectory() as folder, read_ahead(files.model, choice.read_ahead_kib or None) as kibibytes:
+        tokens = Path(folder) / "tokens.npy"
+        np.save(tokens, tokens_of(text.warm_tokens + text.measured_tokens, repeat))
+        command = [python(), "-m", f"{PROGRAMS}.{engine.module}", str(files.model), str(tokens), "--warm-tokens", str(text.warm_tokens),
+                   "--measured-tokens", str(text.measured_tokens), "--threads", str(num_threads(engine, choice)), *options]  # fmt: skip
+        run = run_capped(command, limit, text.timeout_seconds, env=dict(os.environ))
+    outcome = outcome_of(run, engine)
+    answer = Measured.from_output(run.stdout) if outcome == RAN else None
+    return {"outcome": outcome, "is_capped": is_capped, "read_ahead_kib": kibibytes, **_figures(run, answer)}
+
+
+def num_threads(engine: Engine, choice: Choice) -> int:
+    """Threads that compute: as chosen; otherwise every core, but one for reading in this project's runtime."""
+    cores = os.cpu_count() or 1
+    return choice.threads or (max(1, cores - 1) if engine.policy else cores)
+
+
+def _own_options(files: Files, engine: Engine, cell: Cell) -> list[str]:
+    """Options of this project's runtime; none for the others."""
+    if not engine.policy:
+        return []
+    policy = policy_of(engine, files.shape.top_k)
+    slots = slots_within(weight_bytes(files, cell), files.dense_bytes, files.block_bytes[cell.bits], policy, files.shape)
+    options = ["--policy", policy.label, "--slots", str(int(slots[0]))]
+    has_threshold = policy.gate_threshold is not None and 0 < policy.gate_threshold < float("inf")
+    return [*options, "--gate-threshold", repr(policy.gate_threshold)] if has_threshold else options
+
+
+def outcome_of(run: CappedRun, engine: Engine) -> str:
+    """How a run ended, in words.
+
+    Raises
+    ------
+    StockError : it failed for another reason than memory or time; its last lines are told.
+    """
+    if run.was_killed_by_cap:
+        return KILLED
+    if run.is_timed_out:
+        return f"stopped after {run.seconds:.0f} s"
+    if run.returncode == 0:
+        return RAN
+    if "MemoryError" in run.stderr or "not enough memory" in run.stderr.lower():
+        return TOO_SMALL
+    lines = "\n".join(run.stderr.strip().splitlines()[-8:])
+    raise StockError(f"{engine.name} ended with status {run.returncode}:\n{lines}")
+
+
+def _figures(run: CappedRun | None, answer: Measured | None) -> dict[str, Any]:
+    """What was measured, NaN where it was not."""
+    found: dict[str, Any] = dict.fromkeys(
+        ("tokens_per_second", "median_ms", "load_seconds", "peak_mebibytes", "rss_mebibytes", "private_mebibytes",
+         "read_mebibytes_per_token", "faults_per_token", "hit_rate"), float("nan")
+    )  # fmt: skip
+    found |= {"threads": DEFAULT, "flags": "{}", "versions": "{}"}
+    if run is not None and run.peak_bytes is not None:
+        found["peak_mebibytes"] = run.peak_bytes / MEBIBYTE
+    if run is None or answer is None:
+        return found
+    n = len(answer.seconds)
+    return found | {
+        "tokens_per_second": n / sum(answer.seconds),
+        "median_ms": 1000 * float(np.median(answer.seconds)),
+        "load_seconds": answer.load_seconds,
+        "rss_mebibytes": answer.peak_resident_bytes / MEBIBYTE,
+        "private_mebibytes": answer.private_bytes / MEBIBYTE,
+        "read_mebibytes_per_token": answer.read_bytes / MEBIBYTE / n,
+        "faults_per_token": answer.major_faults / n,
+        "hit_rate": _hit_rate(answer.stats),
+        "threads": answer.threads,
+        "flags": json.dumps(answer.settings),
+        "versions": json.dumps(answer.versions),
+    }
+
+
+def _hit_rate(stats: dict[str, Any]) -> float:
+    calls = [stats.get(name, 0) for name in ("hit", "fetched", "forced", "substituted", "dropped")]
+    return stats["hit"] / sum(calls) if sum(calls) else float("nan")

@@ -1,0 +1,404 @@
+"""The comparison with stock engines, without any engine: order, resumption, what is chosen, how runs end, and what is said about them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from moecache import claims, results
+from moecache.cache import CapacityError
+from moecache.claims import State
+from moecache.experiments import read_ahead, stock, stock_files, stock_report, stock_runs, stock_words_report
+from moecache.experiments.memory_cap import CappedRun
+from moecache.experiments.stock import ENGINES, NOTHING, Options
+from moecache.experiments.stock_engines.protocol import Measured
+from moecache.experiments.stock_files import Files
+from moecache.experiments.stock_runs import KILLED, RAN, TOO_SMALL, Cell, Choice, StockError, Text
+from moecache.figures.stock import rates_by_cap
+from moecache.trace import ModelShape
+
+TEXT = Text("reference-64", 512, 128, 4, 8, 100, 60)
+LLAMA, MAPPED, FETCHING, RULE, QUALITY = (
+    "llama.cpp", "transformers, mapped files", "moecache, fetch every miss", "moecache, 0.15 rule", "moecache, quality-first",
+)  # fmt: skip
+SMALL, WHOLE = Cell(16, 0.2), Cell(16, 1.0)
+SHAPE = ModelShape(num_layers=2, num_experts=64, top_k=8)
+GIB = 2**30
+
+
+class FakeMachine:
+    """Stands for processes and the disk: answers every command by the engine's program, and notes what was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.commands: list[list[str]] = []
+        self.limits: list[int | None] = []
+        self.rate = {"llama_cpp": 4.0, "transformers_mmap": 2.0, "ours": 40.0}
+        self.best_threads = 4
+        self.killed: set[str] = set()
+        self.stops_after = 10**9
+        self.files = Files(folder, folder, SHAPE, 10 * 2**20, {16: 2**20, 4: 2**18})
+
+    def run(self, command, limit_bytes, timeout_seconds, env=None):
+        if len(self.commands) >= self.stops_after:
+            raise KeyboardInterrupt
+        self.commands.append(list(command))
+        self.limits.append(limit_bytes)
+        program = command[2].rpartition(".")[2]
+        if program in self.killed:
+            return CappedRun(-9, True, limit_bytes, 0, "", "", 1.0)
+        threads = int(command[command.index("--threads") + 1])
+        rate = self.rate[program] * (1.0 if program != "llama_cpp" else 1 / (1 + abs(threads - self.best_threads)))
+        warm, measured = (int(command[command.index(name) + 1]) for name in ("--warm-tokens", "--measured-tokens"))
+        assert np.load(command[4]).shape == (warm + measured,)
+        answer = {"engine": program, "model": "m", "versions": {}, "settings": {"mmap": True}, "threads": threads, "load_seconds": 1.0,
+                  "warm_seconds": [9.0] * warm, "seconds": [1 / rate] * measured, "stats": {"hit": 6, "fetched": 2},
+                  "peak_resident_bytes": GIB, "private_bytes": GIB // 2, "major_faults": 80, "read_bytes": 8 * 2**20}  # fmt: skip
+        assert Measured(**answer)
+        return CappedRun(0, False, limit_bytes, GIB, f"some words\n{json.dumps(answer)}\n", "", 5.0)
+
+    def programs(self) -> list[str]:
+        return [command[2].rpartition(".")[2] for command in self.commands]
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch) -> FakeMachine:
+    fake = FakeMachine(tmp_path)
+    monkeypatch.setenv("MOECACHE_OWN_RESULTS", str(tmp_path / "own"))
+    monkeypatch.setenv("MOECACHE_RESULTS", "own")
+    monkeypatch.setattr(results, "_used", [])
+    monkeypatch.setattr(stock_runs, "run_capped", fake.run)
+    monkeypatch.setattr(stock_runs, "why_no_cap", lambda: None)
+    monkeypatch.setattr(stock_runs, "files_of", lambda *_: fake.files)
+    monkeypatch.setattr(stock_runs, "tokens_of", lambda n, document: np.full(n, document, np.int32))
+    monkeypatch.setattr(stock_runs, "check_installed", lambda _: None)
+    return fake
+
+
+def compared(names, cells=(SMALL, WHOLE), options=NOTHING, num_repeats=3):
+    return stock.measure(TEXT, list(names), list(cells), options, num_repeats, sweep_tokens=2)
+
+
+# The order
+
+
+def test_every_engine_runs_once_in_each_cell_and_repeat_and_none_always_first():
+    engines = stock.engines_named([LLAMA, MAPPED, FETCHING])
+    order = stock.schedule(engines, [SMALL, WHOLE, Cell(4, 0.4)], 3)
+    assert len(order) == len(set(order)) == 3 * (3 + 3 + 2)  # transformers has no 4-bit experts
+    firsts = [next(engine.name for r, cell, engine in order if (r, cell) == (repeat, SMALL)) for repeat in (1, 2, 3)]
+    assert sorted(firsts) == sorted([LLAMA, MAPPED, FETCHING])
+    assert [repeat for repeat, _, _ in order] == sorted(repeat for repeat, _, _ in order)
+
+
+def test_no_repeat_reads_the_text_of_the_sweep(machine):
+    repeats = {repeat for repeat, _, _ in stock.schedule(stock.engines_named([]), [SMALL], 4)}
+    assert stock.SWEEP_REPEAT not in repeats
+
+
+def test_unknown_engines_are_answered_with_the_list():
+    with pytest.raises(ValueError, match=r"no engine 'vllm'; there are 'llama\.cpp', "):
+        stock.engines_named(["vllm"])
+    assert [engine.name for engine in stock.engines_named([])] == list(ENGINES)
+
+
+# Going on
+
+
+def test_an_interrupted_comparison_goes_on_where_it_stopped(machine):
+    machine.stops_after = 4
+    with pytest.raises(KeyboardInterrupt):
+        compared([MAPPED, FETCHING])
+    machine.stops_after = 10**9
+    frame, _ = compared([MAPPED, FETCHING])
+    assert len(machine.commands) == len(frame) == 12  # none twice
+    again, _ = compared([MAPPED, FETCHING])
+    assert len(machine.commands) == 12
+    pd.testing.assert_frame_equal(again, frame)
+
+
+def test_further_repeats_cost_only_themselves_and_parts_are_not_listed(machine):
+    compared([MAPPED, FETCHING], [SMALL], num_repeats=2)
+    frame, _ = compared([MAPPED, FETCHING], [SMALL], num_repeats=3)
+    assert len(machine.commands) == len(frame) == 6
+    assert {result.experiment for result in results.used()} == {stock.EXPERIMENT}
+
+
+# What is chosen
+
+
+def test_the_best_of_threads_and_then_of_read_ahead_is_kept(machine):
+    options = Options((1, 2, 4, 8), (128, 8192))
+    frame, swept = compared([LLAMA, MAPPED, FETCHING], [SMALL], options)
+    assert list(swept.loc[swept["engine"] == LLAMA, "asked_threads"]) == [1, 2, 4, 8, 4]
+    assert list(swept.loc[swept["engine"] == LLAMA, "asked_read_ahead_kib"]) == [128] * 4 + [8192]
+    assert list(swept.loc[swept["engine"] == MAPPED, "asked_read_ahead_kib"]) == [128, 8192]
+    assert FETCHING not in set(swept["engine"])  # it neither maps files nor has a choice of threads
+    assert set(frame.loc[frame["engine"] == LLAMA, "threads"]) == {4}
+    assert set(swept["repeat"]) == {0}
+
+
+def test_what_the_sweep_killed_is_run_with_the_first_choice(machine):
+    machine.killed = {"llama_cpp"}
+    frame, _ = compared([LLAMA, FETCHING], [SMALL], Options((2, 4), (128, 8192)))
+    rows = frame[frame["engine"] == LLAMA]
+    assert set(rows["outcome"]) == {KILLED}
+    assert set(rows["asked_threads"]) == {2}
+    assert rows["tokens_per_second"].isna().all()
+
+
+def test_a_sweep_with_nothing_to_choose_is_refused():
+    with pytest.raises(ValueError, match="nothing to sweep"):
+        stock.sweep(TEXT, [ENGINES[FETCHING]], [SMALL], Options((), (128, 8192)), 2)
+
+
+def test_own_runtime_leaves_a_core_to_its_readers(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert stock_runs.num_threads(ENGINES[FETCHING], Choice()) == 3
+    assert stock_runs.num_threads(ENGINES[MAPPED], Choice()) == 4
+    assert stock_runs.num_threads(ENGINES[LLAMA], Choice(threads=8)) == 8
+
+
+# One run
+
+
+def test_all_engines_get_the_same_cap_and_own_slots_lie_within_it(machine):
+    frame, _ = compared([LLAMA, FETCHING, QUALITY], [Cell(16, 0.5)], num_repeats=1)
+    experts = 2 * 64 * 2**20
+    assert set(machine.limits) == {10 * 2**20 + experts // 2 + 100 * 2**20}
+    assert set(frame["cap_mebibytes"]) == {174.0}
+    slots = {command[command.index("--policy") + 1]: int(command[command.index("--slots") + 1]) for command in machine.commands[1:]}
+    assert slots == {"fetch every miss": 31, "quality-first": 23}  # 64 blocks, less 2 reserved, less 8 a layer for copies under way
+    thresholds = [float(c[c.index("--gate-threshold") + 1]) for c in machine.commands if "--gate-threshold" in c]
+    assert thresholds == [pytest.approx(0.15 * 10 / 8)]
+
+
+def test_a_policy_that_does_not_fit_is_said_and_not_started(machine):
+    frame, _ = compared([LLAMA, QUALITY], [SMALL], num_repeats=1)
+    row = frame[frame["engine"] == QUALITY].iloc[0]
+    assert row["outcome"] == TOO_SMALL
+    assert machine.programs() == ["llama_cpp"]
+    with pytest.raises(CapacityError):
+        stock_runs._own_options(machine.files, ENGINES[QUALITY], SMALL)
+
+
+def test_a_row_holds_what_the_engine_and_the_system_said(machine):
+    row = stock_runs.run_once(TEXT, ENGINES[FETCHING], Cell(16, 0.5), Choice(), 1)
+    assert tuple(row) == stock_runs.COLUMNS
+    assert row["tokens_per_second"] == pytest.approx(40.0)
+    assert row["median_ms"] == pytest.approx(25.0)
+    assert row["hit_rate"] == 0.75
+    assert row["read_mebibytes_per_token"] == 1.0
+    assert row["faults_per_token"] == 10.0
+    assert row["rss_mebibytes"] == 1024.0
+    assert not row["is_fitting"]
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        (CappedRun(0, False, 1, 1, "", "", 1.0), RAN),
+        (CappedRun(-9, True, 1, 1, "", "", 1.0), KILLED),
+        (CappedRun(-9, False, 1, 1, "", "", 61.2, is_timed_out=True), "stopped after 61 s"),
+    ],
+)
+def test_how_a_run_ended(run, expected):
+    assert stock_runs.outcome_of(run, ENGINES[LLAMA]) == expected
+
+
+def test_a_failure_of_another_kind_is_no_result():
+    run = CappedRun(1, False, 1, 1, "", "Traceback\nValueError: the file is no model", 1.0)
+    with pytest.raises(StockError, match=r"llama\.cpp ended with status 1:(.|\n)*no model"):
+        stock_runs.outcome_of(run, ENGINES[LLAMA])
+    killed_by_someone = replace(run, returncode=-9)
+    with pytest.raises(StockError):
+        stock_runs.outcome_of(killed_by_someone, ENGINES[LLAMA])
+
+
+def test_a_missing_package_is_named_with_the_way_out(monkeypatch):
+    engine = ENGINES[LLAMA]._replace(package="no_such_package_of_ours")
+    with pytest.raises(StockError, match=r"no_such_package_of_ours cannot be imported .*pip install 'moecache\[stock\]'"):
+        stock_runs.check_installed([engine])
+    stock_runs.check_installed([ENGINES[FETCHING]])
+
+
+def test_without_a_cap_runs_are_marked_and_nothing_is_concluded(machine, monkeypatch):
+    monkeypatch.setattr(stock_runs, "why_no_cap", lambda: "not root")
+    monkeypatch.setattr(stock_words_report, "why_no_cap", lambda: "not root")
+    frame, _ = compared([LLAMA, FETCHING, RULE], [SMALL])
+    assert machine.limits == [None] * 9
+    assert not frame["is_capped"].any()
+    assert "not capped on this page" in stock_words_report.cap_words(frame)
+    assert "not root" in stock_words_report.cap_words(frame)
+    assert "not a finding" in stock_words_report.meaning(frame)
+    assert stock_words_report.verdict(frame)["verdict"] == str(State.NOT_YET_MEASURED)
+
+
+def test_read_ahead_is_set_and_given_back(tmp_path, monkeypatch):
+    setting = tmp_path / "read_ahead_kb"
+    setting.write_text("8192")
+    monkeypatch.setattr(read_ahead, "setting_of", lambda _: setting)
+    with pytest.raises(RuntimeError), read_ahead.read_ahead(tmp_path, 128) as held:
+        assert (held, setting.read_text()) == (128, "128")
+        raise RuntimeError
+    assert setting.read_text() == "8192"
+    with read_ahead.read_ahead(tmp_path, None) as held:
+        assert held == 8192
+    monkeypatch.setattr(read_ahead, "setting_of", lambda _: None)
+    with read_ahead.read_ahead(tmp_path, 128) as held:
+        assert held == read_ahead.UNKNOWN
+
+
+def test_texts_and_bits_that_do_not_exist_are_refused():
+    with pytest.raises(ValueError, match="1001 tokens are asked for"):
+        stock_files.tokens_of(1001, 0)
+    with pytest.raises(ValueError, match=r"bits=8: engines are compared in 16 and 4 bits"):
+        stock_files.files_of("reference-64", 512, 128, 8, "ours")
+
+
+# Tables and words
+
+
+def world(rates: dict[str, float], cell: Cell = SMALL, spread: float = 0.03, num_repeats: int = 3) -> pd.DataFrame:
+    """Rows of a comparison with these rates; 0 = killed. Repeats differ by common factors and by `spread`."""
+    rng = np.random.default_rng(1)
+    rows = []
+    for repeat in range(1, num_repeats + 1):
+        for engine, rate in rates.items():
+            speed = rate * (1 + 0.2 * repeat) * np.exp(rng.normal(0, spread)) if rate else np.nan
+            rows.append(
+                {"model": "reference-64", **cell._asdict(), "cell": cell.words, "is_fitting": cell.resident_fraction >= 1, "engine": engine,
+                 "repeat": repeat, "outcome": RAN if rate else KILLED, "tokens_per_second": speed, "is_capped": True, "cap_mebibytes": 500.0,
+                 "peak_mebibytes": 500.0, "rss_mebibytes": 400.0, "read_mebibytes_per_token": 100.0, "hit_rate": np.nan, "threads": 4,
+                 "read_ahead_kib": 128, "flags": '{"mmap": true}'}
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+CLEAR = {LLAMA: 4.0, MAPPED: 2.0, FETCHING: 30.0, RULE: 50.0, QUALITY: 45.0}
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        (CLEAR, State.SUPPORTED),
+        (CLEAR | {FETCHING: 12.0}, State.NOT_SUPPORTED),
+        (CLEAR | {QUALITY: 20.0}, State.NOT_SUPPORTED),
+        (CLEAR | {FETCHING: 20.5}, State.INCONCLUSIVE),  # about five times
+        (CLEAR | {QUALITY: 0.0}, State.SUPPORTED),  # a policy that does not run is not judged
+        (CLEAR | {LLAMA: 0.0}, State.INCONCLUSIVE),
+    ],
+)
+def test_the_verdict_follows_the_ratios(rates, expected):
+    assert claims.verdict_on("j", world(rates)).state is expected
+
+
+def test_where_everything_fits_nothing_is_judged():
+    assert claims.verdict_on("j", world(CLEAR, WHOLE)).state is State.NOT_YET_MEASURED
+    both = pd.concat([world(CLEAR), world(CLEAR | {FETCHING: 2.0}, WHOLE)])
+    assert claims.verdict_on("j", both).state is State.SUPPORTED
+
+
+def test_two_repeats_decide_nothing():
+    verdict = claims.verdict_on("j", world(CLEAR, num_repeats=2))
+    assert verdict.state is State.INCONCLUSIVE
+
+
+def test_the_evidence_names_ratio_interval_n_and_what_did_not_run():
+    told = stock_words_report.verdict(world(CLEAR | {QUALITY: 0.0}))
+    assert "*moecache, fetch every miss* 7." in told["evidence"]
+    assert "*moecache, quality-first* killed by the cap" in told["evidence"]
+    assert "n = 3 repeats" in told["evidence"]
+
+
+def test_planned_tests_are_corrected_together_and_the_others_have_no_p():
+    table = stock_report.tests(pd.concat([world(CLEAR), world(CLEAR, WHOLE)]))
+    assert table is not None
+    planned = table[table["status"] == "planned"]
+    assert len(planned) == 3
+    assert planned["test"].str.endswith("Holm over 3").all()
+    assert table.loc[table["status"] != "planned", "p"].isna().all()
+    assert len(table) == 6
+    without_llama = world({MAPPED: 2.0, FETCHING: 30.0})
+    assert stock_report.baseline_of(without_llama) == MAPPED
+    assert set(stock_report.tests(without_llama)["status"]) == {"exploratory"}  # type: ignore[index]
+    assert stock_report.tests(world({MAPPED: 2.0, FETCHING: 30.0}, num_repeats=1)) is None
+
+
+def test_rates_are_geometric_means_and_ended_runs_are_told():
+    frame = world(CLEAR | {MAPPED: 0.0})
+    table = stock_report.rates(frame).set_index("engine")
+    ran = frame.loc[frame["engine"] == LLAMA, "tokens_per_second"]
+    assert table.loc[LLAMA, "rate"] == pytest.approx(np.exp(np.log(ran).mean()))
+    assert table.loc[LLAMA, "low"] < table.loc[LLAMA, "rate"] < table.loc[LLAMA, "high"]
+    assert (table.loc[MAPPED, "outcome"], table.loc[MAPPED, "n"]) == (KILLED, 0)
+    one_killed = frame.copy()
+    one_killed.loc[one_killed.index[0], ["outcome", "tokens_per_second"]] = [KILLED, np.nan]
+    summary = stock_report.rates(one_killed).iloc[0]
+    assert (summary["outcome"], summary["n"]) == (f"{KILLED} in 1 of 3", 2)
+    assert np.isnan(summary["low"])
+    shown = stock_report.shown_rates(stock_report.rates(one_killed))
+    assert shown.loc[1, "tokens/s [95 %]"] == KILLED
+    assert shown.loc[0, "set"] == "4 threads, read-ahead 128 KiB"
+    assert shown.loc[2, "set"] == "4 threads"
+    assert shown.shape[1] <= 8
+
+
+def test_the_order_is_the_same_or_the_swaps_are_named():
+    assert "same in all 3 repeats" in stock_report.order_words(world(CLEAR))
+    swapped = world(CLEAR)
+    is_turned = (swapped["repeat"] == 2) & (swapped["engine"] == MAPPED)
+    swapped.loc[is_turned, "tokens_per_second"] = 100.0
+    assert f"{LLAMA} and {MAPPED} ({SMALL.words})" in stock_report.order_words(swapped)
+    near = world({LLAMA: 4.0, MAPPED: 4.1}, spread=0.02)
+    assert "same in all" in stock_report.order_words(near)
+    assert "one repeat" in stock_report.order_words(world(CLEAR, num_repeats=1))
+
+
+def test_words_follow_the_rows():
+    both = pd.concat([world(CLEAR), world({LLAMA: 100.0, FETCHING: 80.0}, WHOLE)])
+    assert stock_words_report.fitting_words(both).startswith(" (here llama.cpp is 1.2")
+    assert stock_words_report.fitting_words(world(CLEAR)) == " (not shown on this page)"
+    assert "100 MiB at" in stock_words_report.disk_words(both)
+    assert "fetch every miss 7." in stock_words_report.meaning(both)
+    assert "not run on this page" in stock_words_report.meaning(world({MAPPED: 2.0, FETCHING: 30.0}))
+    assert "from moecache, 0.15 rule" in stock_words_report.alternative(stock_report.rates(world(CLEAR)))
+    assert "nothing was tuned" in stock_words_report.sweep_words(pd.DataFrame())
+    assert list(stock_report.flags_table(world(CLEAR))["flags"]) == ["mmap=True"] * 5
+
+
+def test_costs_come_from_the_preferred_chapter_and_what_is_missing_is_named():
+    def stored(policy_losses, slots):
+        rows = [
+            {"model": "reference-64", "regime": "stays_out", "num_slots": slots, "policy": policy, "document": f"d{i}", "cluster": f"c{i}",
+             "num_tokens": 100, "mean_difference_nats": loss + 0.001 * i}
+            for policy, loss in policy_losses.items() for i in range(5)
+        ]  # fmt: skip
+        return pd.DataFrame(rows)
+
+    preferred = stored({"0.15 rule": 0.02, "quality-first": 0.01}, 16)
+    other = stored({"0.15 rule": 0.5}, 32)
+    costs = stock_words_report.quality([preferred, other, pd.DataFrame()], stock_words_report.POLICIES).set_index("policy")
+    assert costs.loc["0.15 rule", "increase"] == pytest.approx(np.expm1(0.022))
+    assert costs.loc["0.15 rule", "slots"] == 16
+    told = stock_words_report.quality_words(costs.reset_index())
+    assert "Not stored yet: speed-first" in told
+    assert "dearest is 0.15 rule" in told
+    nothing = stock_words_report.quality([pd.DataFrame()], stock_words_report.POLICIES)
+    assert stock_words_report.quality_words(nothing) == "Not stored yet: 0.15 rule, quality-first, speed-first."
+    assert stock_words_report.quality_table(costs.reset_index()).shape == (2, 5)
+
+
+def test_the_figure_has_a_panel_for_each_cap_and_marks_what_was_killed():
+    frame = pd.concat([world(CLEAR | {MAPPED: 0.0}), world(CLEAR, WHOLE), world({LLAMA: 9.0, FETCHING: 60.0}, Cell(4, 0.4))])
+    figure = rates_by_cap(stock_report.rates(frame))
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title(loc="left") for axes in shown] == [SMALL.words, WHOLE.words, Cell(4, 0.4).words]
+    assert any(KILLED in text.get_text() for text in shown[0].texts)
+    assert not any(KILLED in text.get_text() for text in shown[1].texts)
+    with pytest.raises(ValueError, match="nothing to draw"):
+        rates_by_cap(stock_report.rates(world({LLAMA: 0.0})))
