@@ -176,7 +176,7 @@ def test_a_claim_may_have_units_settings_and_rows_of_its_own() -> None:
     ran = {"model": "m", "is_capped": True, "outcome": "ran"}
     rates = {speed.parameters["stock"]: 1.0, **{engine: 2.0 * factor for engine, factor in speed.parameters["factors"].items()}}
     rows = [
-        {**ran, "cell": cell, "is_fitting": cell == "all", "engine": engine, "repeat": repeat, "tokens_per_second": rate * (1 + 0.01 * repeat)}
+        {**ran, "cell": cell, "is_fitting": cell == "all", "engine": engine, "repeat": repeat, "tokens_per_second": rate * (1 + repeat)}
         for cell in ("some", "all") for repeat in range(3) for engine, rate in rates.items()
     ]  # fmt: skip
     found = claims.judge_settings(speed, drawing, pd.DataFrame(rows))

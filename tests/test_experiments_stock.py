@@ -242,9 +242,14 @@ def test_read_ahead_is_set_and_given_back(tmp_path, monkeypatch):
     setting = tmp_path / "read_ahead_kb"
     setting.write_text("8192")
     monkeypatch.setattr(read_ahead, "setting_of", lambda _: setting)
-    with pytest.raises(RuntimeError), read_ahead.read_ahead(tmp_path, 128) as held:
-        assert (held, setting.read_text()) == (128, "128")
-        raise RuntimeError
+
+    def fail_inside():
+        with read_ahead.read_ahead(tmp_path, 128) as held:
+            assert (held, setting.read_text()) == (128, "128")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_inside()
     assert setting.read_text() == "8192"
     with read_ahead.read_ahead(tmp_path, None) as held:
         assert held == 8192
@@ -272,7 +277,7 @@ def world(rates: dict[str, float], cell: Cell = SMALL, spread: float = 0.03, num
             speed = rate * (1 + 0.2 * repeat) * np.exp(rng.normal(0, spread)) if rate else np.nan
             rows.append(
                 {"model": "reference-64", **cell._asdict(), "cell": cell.words, "is_fitting": cell.resident_fraction >= 1, "engine": engine,
-                 "repeat": repeat, "outcome": RAN if rate else KILLED, "tokens_per_second": speed, "is_capped": True, "cap_mebibytes": 500.0,
+                 "repeat": repeat, "outcome": RAN if rate else KILLED, "tokens_per_second": speed, "is_capped": True,
                  "peak_mebibytes": 500.0, "rss_mebibytes": 400.0, "read_mebibytes_per_token": 100.0, "hit_rate": np.nan, "threads": 4,
                  "read_ahead_kib": 128, "flags": '{"mmap": true}'}
             )  # fmt: skip
@@ -361,8 +366,8 @@ def test_the_order_is_the_same_or_the_swaps_are_named():
 
 def test_words_follow_the_rows():
     both = pd.concat([world(CLEAR), world({LLAMA: 100.0, FETCHING: 80.0}, WHOLE)])
-    assert stock_words_report.fitting_words(both).startswith(" (here llama.cpp is 1.2")
-    assert stock_words_report.fitting_words(world(CLEAR)) == " (not shown on this page)"
+    assert stock_words_report.fitting_words(both).startswith("Where all experts fit, llama.cpp is 1.2")
+    assert "was not compared" in stock_words_report.fitting_words(world(CLEAR))
     assert "100 MiB at" in stock_words_report.disk_words(both)
     assert "fetch every miss 7." in stock_words_report.meaning(both)
     assert "not run on this page" in stock_words_report.meaning(world({MAPPED: 2.0, FETCHING: 30.0}))

@@ -107,16 +107,14 @@ def _reading(rows: pd.DataFrame) -> str:
 
 
 def fitting_words(frame: pd.DataFrame) -> str:
-    """Who is faster where all experts fit."""
-    fitting = frame[frame["is_fitting"]]
-    if fitting.empty:
-        return " (not shown on this page)"
-    parts = []
-    for cell in cells_in(fitting):
-        ratio = ratio_between(frame, cell, STOCK, FETCHING)
-        if ratio is not None:
-            parts.append(f"{ratio.value:.2f} times as fast as fetching every miss in {cell.partition(',')[0]}")
-    return f" (here {STOCK} is {' and '.join(parts)})" if parts else ""
+    """Who is faster where all experts fit, in a sentence."""
+    fitting = pd.DataFrame(frame[frame["is_fitting"]])
+    ratios = [ratio for cell in cells_in(fitting) if (ratio := ratio_between(frame, cell, STOCK, FETCHING))]
+    if not ratios:
+        return "A cap that holds all experts was not compared with it on this page; there its products are expected to be faster."
+    ratio = ratios[0]
+    interval = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.n >= FEWEST_FOR_INTERVAL else ""
+    return f"Where all experts fit, {STOCK} is {ratio.value:.2f}{interval} times as fast as this runtime when it fetches every miss."
 
 
 def meaning(frame: pd.DataFrame) -> str:
