@@ -222,9 +222,21 @@ def router_output(module: nn.Module, output: Any) -> RouterOutput:
         If it returned anything else.
     """
     tensors = output if isinstance(output, tuple) else (output,)
-    if len(tensors) < 3 or any(getattr(tensor, "ndim", None) != 2 for tensor in tensors[:3]):
-        raise ValueError(f"{type(module).__name__} must return (logits, weights, ids) as matrices, got {len(tensors)} values")
-    return RouterOutput(*tensors[:3], getattr(module, "e_score_correction_bias", None))
+    if len(tensors) >= 3:
+        logits, weights, ids = tensors[:3]
+        if _is_matrix(logits) and _is_matrix(weights) and _is_matrix(ids):
+            return RouterOutput(logits, weights, ids, _own_tensor(module, "e_score_correction_bias"))
+    raise ValueError(f"{type(module).__name__} must return (logits, weights, ids) as matrices, got {len(tensors)} values")
+
+
+def _is_matrix(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.ndim == 2
+
+
+def _own_tensor(module: nn.Module, name: str) -> torch.Tensor | None:
+    """A parameter or buffer of a module, None without it; `getattr` would raise and catch an error for every router that has none."""
+    buffer = module._buffers.get(name)
+    return module._parameters.get(name) if buffer is None else buffer
 
 
 @contextmanager

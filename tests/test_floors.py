@@ -19,6 +19,7 @@ FLOORS: list[tuple[int, set[str]]] = [
     (1, {"policy", "trace", "hardware"}),
     (1, {"steps", "ties", "calibrate"}),
     (1, {"cache"}),
+    (1, {"one_token_compiled"}),
     (1, {"one_token"}),
     (1, {"wait_values"}),
     (2, {"provenance", "metrics", "substituted_calls", "cost_loop", "pareto", "sweep_store"}),
@@ -46,6 +47,7 @@ FLOORS: list[tuple[int, set[str]]] = [
     (5, {"experiments"}),
     (6, {"chapters"}),
     (6, {"cli"}),
+    (6, {"api_pages"}),
 ]
 ROW_OF = {name: row for row, (_, names) in enumerate(FLOORS) for name in names}
 WITHOUT_TORCH = {name for floor, names in FLOORS for name in names if floor <= 2} | {

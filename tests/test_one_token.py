@@ -6,7 +6,7 @@ from streams import random_stream
 
 import moecache as mc
 from moecache.cache import ExpertCache
-from moecache.kernel import CacheState
+from moecache.kernel import Admission, CacheState, Outcome
 from moecache.one_token import OneToken
 
 TOKENS, LAYERS, EXPERTS, TOP_K, SLOTS = 160, 2, 12, 3, [4, 6]
@@ -34,6 +34,30 @@ def new_cache(policy):
     return ExpertCache(SHAPE, policy, SLOTS, "random", seed=2, buddies=BUDDIES if policy.label == "buddy" else None)
 
 
+def tell(door, ids, weights, scores):
+    """Take a step as numbers."""
+    door.take(ids.tolist(), weights.tolist())
+    if door.needs_scores:
+        door.scores[...] = scores
+
+
+def check_what_is_to_be_carried_out(door, cache, layer, ids, log):
+    """Residents and others, and who was asked for, as they follow from the decision and the state after it."""
+    outcome, computed = log.outcome[0, 0].tolist(), log.computed_ids[0, 0].tolist()
+    rows = [
+        [rank, expert, cache.state.slot_of_expert[layer, expert] if expert >= 0 else -1, became]
+        for rank, (expert, became) in enumerate(zip(computed, outcome, strict=True))
+    ]
+    in_place = (Outcome.HIT, Outcome.SUBSTITUTED)
+    assert door.residents == [row for row in rows if row[3] in in_place]
+    assert door.others == [row for row in rows if row[3] not in in_place]
+    assert door.is_rerouted == any(became in (Outcome.SUBSTITUTED, Outcome.DROPPED) for became in outcome)
+    missed = [int(expert) for expert, became in zip(ids, outcome, strict=True) if became > Outcome.FORCED]
+    lands = cache.state.clock[layer] + cache.rules.admission_delay
+    booked = [expert for expert in missed if cache.state.due[layer, expert] == lands]
+    assert door.booked == (booked if cache.policy.admission == Admission.BACKGROUND else [])
+
+
 @every_policy
 @pytest.mark.parametrize("seed", [4, 6])  # 4 masks experts, 6 has many ties
 def test_decides_as_the_general_door_and_leaves_the_same_state(policy, seed):
@@ -50,12 +74,11 @@ def test_decides_as_the_general_door_and_leaves_the_same_state(policy, seed):
             if token % 40 == 20:  # in between, a step through the general door of the same cache
                 found = other.decide(*(array[None, None] for array in given), first_layer=layer, **settings)
             else:
-                door.scores[...] = given[2]
-                door.decide(layer, given[0].tolist(), given[1].tolist(), is_exact, None if predicted is None else predicted.tolist())
+                tell(door, *given)
+                door.decide(layer, is_exact, None if predicted is None else predicted.tolist())
                 found = door.log()
-                assert door.outcome == expected.outcome[0, 0].tolist()
-                assert door.computed == expected.computed_ids[0, 0].tolist()
                 assert door.arrivals == expected.arrivals.tolist()
+                check_what_is_to_be_carried_out(door, other, layer, given[0], found)
             assert found.is_equal(expected)
     for name in set(CacheState._fields) - SCRATCH_AND_TABLES:
         assert np.array_equal(getattr(other.state, name), getattr(general.state, name)), name
@@ -68,8 +91,9 @@ def test_a_table_that_ends_is_continued():
     ids, weights, _ = random_stream(1, 2100, 1, EXPERTS, TOP_K)
     expected, door = general.decide(ids, weights), OneToken(other)
     for token in range(len(ids)):
-        door.decide(0, ids[token, 0].tolist(), weights[token, 0].tolist())
-        assert door.outcome == expected.outcome[token, 0].tolist()
+        door.take(ids[token, 0].tolist(), weights[token, 0].tolist())
+        door.decide(0)
+        assert door.outcome.tolist() == expected.outcome[token, 0].tolist()
     assert np.array_equal(other.state.eviction_score, general.state.eviction_score)
 
 
@@ -77,10 +101,11 @@ def test_what_cannot_be_decided_is_refused():
     door = OneToken(new_cache(mc.FETCH_EVERY_MISS))
     for ids in ([1, 2], [1, 2, 2], [1, 2, EXPERTS], [-1, 2, 3]):
         with pytest.raises(ValueError, match=r"3 different experts in 0\.\.11, got"):
-            door.decide(0, ids, [0.5, 0.3, 0.2])
+            door.take(ids, [0.5, 0.3, 0.2])
     with pytest.raises(ValueError, match="knows the future"):
         OneToken(new_cache(mc.FETCH_EVERY_MISS.replace(eviction="belady")))
     door = OneToken(new_cache(mc.FIRST_CHOICE.replace(max_prefetches=1)))
+    door.take([1, 2, 3], [0.5, 0.3, 0.2])
     for predicted in (None, [1], [1, 2, EXPERTS]):
         with pytest.raises(ValueError, match=r"3 predicted ids in -1\.\.11"):
-            door.decide(0, [1, 2, 3], [0.5, 0.3, 0.2], predicted_ids=predicted)
+            door.decide(0, predicted_ids=predicted)

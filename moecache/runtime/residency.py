@@ -14,7 +14,7 @@ Policies, tokens and routers are not known here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from time import perf_counter
 
 from moecache.expert_sum import Weights
@@ -41,7 +41,8 @@ class Residency:
     def __init__(self, pool: SlotPool, transfer: Transfer, num_slots: Sequence[int], num_reserved: int, counters: Counters) -> None:
         self.pool, self.transfer, self.counters, self.num_reserved = pool, transfer, counters, num_reserved
         self.block_of_slot: list[list[int]] = [[-1] * int(number) for number in num_slots]
-        self.holds: list[Expert | None] = [None] * len(pool)
+        self._names = [[(layer, expert) for expert in range(transfer.store.num_experts)] for layer in range(len(num_slots))]
+        self.holds: list[Expert | None] = [None] * len(pool)  # of `_names`, so that `is` compares them
         self._tickets: list[Ticket | None] = [None] * len(pool)
         self._sources: list[str] = [""] * len(pool)
         self._is_unused = [False] * len(pool)  # brought in the background, and not computed from since
@@ -70,15 +71,18 @@ class Residency:
             self.land(layer, expert, slot)
             return self.block_of_slot[layer][slot]
         block = self.block_of_slot[layer][slot] if slot >= 0 else self._free.pop()
-        self._read_into(block, (layer, expert), source)
+        self._read_into(block, layer, expert, source)
         return block
 
-    def resident(self, layer: int, expert: int, slot: int) -> int:
-        """The block of an expert that the kernel says is in a slot; asked for now if it is not there after all."""
-        block = self.block_of_slot[layer][slot]
-        if self.holds[block] != (layer, expert):
-            self._read_into(block, (layer, expert), "demand")
-        return block
+    def residents(self, layer: int, calls: Iterable[Sequence[int]]) -> list[tuple[int, int]]:
+        """(call, block) of rows (call, expert, slot, outcome) that the kernel says are in place; read now where they are not after all."""
+        block_of_slot, holds, names, blocks = self.block_of_slot[layer], self.holds, self._names[layer], []
+        for call, expert, slot, _ in calls:
+            block = block_of_slot[slot]
+            if holds[block] is not names[expert]:
+                self._read_into(block, layer, expert, "demand")
+            blocks.append((call, block))
+        return blocks
 
     def ask(self, layer: int, expert: int) -> None:
         """Begin a background copy into a staging block, if one is free."""
@@ -88,7 +92,7 @@ class Residency:
             self.counters.num_without_staging += 1
             return
         block = self._free.pop(0)
-        self._read_into(block, (layer, expert), "background")
+        self._read_into(block, layer, expert, "background")
         self._staged[layer, expert] = block
 
     def is_staged(self, layer: int, expert: int) -> bool:
@@ -143,7 +147,7 @@ class Residency:
         while missing or flying or present:
             while missing and available and len(flying) < WINDOW:
                 flying.append(available.pop())
-                self._read_into(flying[-1], (layer, missing.popleft()), "prefill")
+                self._read_into(flying[-1], layer, missing.popleft(), "prefill")
             block = present.popleft() if present else flying.popleft()
             expert = self._expert_in(block)
             if expert in wanted:
@@ -174,7 +178,7 @@ class Residency:
             block = kept[layer, slot] if kept[layer, slot] >= 0 else self._free.pop()
             self.block_of_slot[layer][slot] = block
             if expert >= 0 and self.holds[block] != (layer, expert):
-                self._read_into(block, (layer, expert), "cold_start")
+                self._read_into(block, layer, expert, "cold_start")
                 reading.append(block)
             if len(reading) > WINDOW:
                 self._finish(reading.popleft())
@@ -189,11 +193,13 @@ class Residency:
 
     # Blocks
 
-    def _read_into(self, block: int, expert: Expert, source: str) -> None:
-        self._empty(block)
+    def _read_into(self, block: int, layer: int, expert: int, source: str) -> None:
+        if self._tickets[block] is not None or self._is_unused[block]:
+            self._empty(block)
+        self.holds[block] = None  # until it has been asked for
         begin = self.transfer.copy if source == "background" else self.transfer.fetch
-        self._tickets[block] = begin(*expert, self.pool.blocks[block])
-        self.holds[block], self._sources[block], self._is_unused[block] = expert, source, source == "background"
+        self._tickets[block] = begin(layer, expert, self.pool.blocks[block])
+        self.holds[block], self._sources[block], self._is_unused[block] = self._names[layer][expert], source, source == "background"
 
     def _empty(self, block: int) -> None:
         """Make sure that nobody writes to a block any more, and that nobody believes it to hold an expert."""
@@ -224,7 +230,7 @@ class Residency:
             self._retire(block, ticket)
             if not ticket.is_background or expert is None:
                 raise
-            self._read_into(block, expert, "demand")  # nobody was waiting when it failed; now somebody is
+            self._read_into(block, *expert, "demand")  # nobody was waiting when it failed; now somebody is
             self._finish(block)
         else:
             self._retire(block, ticket)

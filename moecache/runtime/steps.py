@@ -22,11 +22,11 @@ from torch import Tensor
 
 from moecache import hf_internals
 from moecache.cache import ExpertCache
-from moecache.experts import REPLACED, reroute
+from moecache.experts import reroute
 from moecache.families import Family, Routing, check_router, routing_of
 from moecache.foresight import Foresight
 from moecache.hf_internals import MoeLayer, RouterOutput
-from moecache.kernel import Admission, Landing, Outcome
+from moecache.kernel import Landing, Outcome
 from moecache.one_token import OneToken
 from moecache.one_token_routing import OneRow
 from moecache.policy import WeightRule
@@ -35,10 +35,8 @@ from moecache.runtime.residency import Residency
 from moecache.runtime.source import Chunk, LayerSource
 from moecache.trace import DecisionLog
 
-HIT, FORCED, SUBSTITUTED = int(Outcome.HIT), int(Outcome.FORCED), int(Outcome.SUBSTITUTED)
-DROPPED, LOW_PRECISION = int(Outcome.DROPPED), int(Outcome.LOW_PRECISION)
 LANDED = int(Landing.LANDED)
-CHANGES_ROUTING = frozenset(REPLACED)
+COMPUTED_ELSEWHERE = (int(Outcome.DROPPED), int(Outcome.LOW_PRECISION))  # or by nobody: not from a slot
 
 
 class StepListener(Protocol):
@@ -82,13 +80,12 @@ class Decider:
         self._is_checked = [False] * len(layers)
         self.foresight = Foresight(layers, predict) if cache.rules.max_prefetches > 0 else None
         self._asked: list[list[int]] = [[] for _ in layers]
-        self._is_background = cache.rules.admission == int(Admission.BACKGROUND)
         self.use(cache)
 
     def use(self, cache: ExpertCache) -> None:
         """Decide by this cache from now on."""
         self.cache, self._door = cache, OneToken(cache)
-        self._row = OneRow(self.family, self.weight_rule, self._door.scores)
+        self._row = OneRow(self.family, self.weight_rule, self._door)
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -123,27 +120,27 @@ class Decider:
     def _one_token(self, layer: int, output: RouterOutput) -> tuple[RouterOutput | None, float]:
         """Decide and carry out a step of decoding; what the experts are to compute, and the seconds of carrying it out."""
         door, row = self._door, self._row
-        routing = None
-        if output.ids.device.type == "cpu":
-            row.hear(output, with_scores=door.needs_scores or bool(self.listeners))
-            column, ids, weights = row.column, row.ids, row.weights
-        else:
-            routing = routing_of(self.family, output)
-            column, ids, weights = routing.column[0].tolist(), routing.topk_ids[0].tolist(), routing.gate_weights[0]
-            door.scores[...] = routing.selection_scores[0]
-        expected = None if self.foresight is None else self.foresight.expect(layer, np.array([ids], np.int16))
-        door.decide(layer, ids, weights, self.is_exact, None if expected is None else expected[0].tolist())
+        routing = None if row.hear(output) else self._take(output)
+        expected = None if self.foresight is None else self.foresight.expect(layer, door.ids[None].copy())
+        door.decide(layer, self.is_exact, None if expected is None else expected[0].tolist())
         if self.listeners:
-            self._tell(layer, row.routing() if routing is None else routing, door.log(), expected)
+            self._tell(layer, row.routing(output) if routing is None else routing, door.log(), expected)
         start = perf_counter()
-        self._carry_out(layer, column, ids, door)
+        self._carry_out(layer, door)
         moving = perf_counter() - start
-        if CHANGES_ROUTING.isdisjoint(door.outcome):
+        if not door.is_rerouted:
             return None, moving
         if routing is None:
-            return row.reroute(output, door.outcome, door.computed), moving
-        computed = np.array([door.computed], np.int16)
-        return reroute(self.family, self.weight_rule, output, routing, np.zeros(1, np.int64), computed), moving
+            return row.reroute(output), moving
+        return reroute(self.family, self.weight_rule, output, routing, np.zeros(1, np.int64), door.computed[None]), moving
+
+    def _take(self, output: RouterOutput) -> Routing:
+        """Tell the door what a router said by the general path."""
+        routing, door = routing_of(self.family, output), self._door
+        door.take(routing.topk_ids[0].tolist(), routing.gate_weights[0], routing.column[0].tolist())
+        if door.needs_scores:
+            door.scores[...] = routing.selection_scores[0]
+        return routing
 
     def _tell(self, layer: int, routing: Routing, log: DecisionLog, predicted: np.ndarray | None) -> None:
         for listener in self.listeners:
@@ -181,29 +178,25 @@ class Decider:
 
     # Carrying out
 
-    def _carry_out(self, layer: int, column: list[int], ids: list[int], door: OneToken) -> None:
-        """Land, fetch and ask as one token's decision says; `column` is where in the router's order each rank stands."""
+    def _carry_out(self, layer: int, door: OneToken) -> None:
+        """Land, fetch and ask as one token's decision says."""
         source, residency = self.sources[layer], self.residency
-        slots = self.cache.state.slot_of_expert[layer]
         if door.arrivals or self._asked[layer]:
-            self._land(layer, door.arrivals, slots)
-        source.blocks, source.others = blocks, others = [], []
-        slot_of = slots[door.computed].tolist()  # of nobody's call it is meaningless
-        for call, became, expert, slot in zip(column, door.outcome, door.computed, slot_of, strict=True):
-            if became in (HIT, SUBSTITUTED):
-                blocks.append((call, residency.resident(layer, expert, slot)))
-            elif became == DROPPED:
-                others.append((call, -1))
-            elif became == LOW_PRECISION:
+            self._land(layer, door.arrivals)
+        source.others = others = []
+        source.blocks = blocks = residency.residents(layer, door.residents)
+        for call, expert, slot, became in door.others:
+            if became in COMPUTED_ELSEWHERE:
                 others.append((call, expert))
             else:
                 blocks.append((call, self._fetch(layer, expert, slot)))
-        if self._is_background:
-            self._ask(layer, ids, door.outcome)
+        for expert in door.booked:
+            residency.ask(layer, expert)
         if self.foresight is not None and self.foresight.predict == "previous_token":
-            self._bring(layer, ids)
+            self._bring(layer, door.ids.tolist())
 
-    def _land(self, layer: int, arrivals: list[list[int]], slots: np.ndarray) -> None:
+    def _land(self, layer: int, arrivals: list[list[int]]) -> None:
+        slots = self.cache.state.slot_of_expert[layer]
         for row in arrivals:
             expert, reason = row[3], row[6]
             self.residency.land(layer, expert, int(slots[expert]) if reason == LANDED else -1)
@@ -217,15 +210,6 @@ class Decider:
         if slot < 0:
             self.sources[layer].aside.append(block)
         return block
-
-    def _ask(self, layer: int, ids: list[int], outcome: list[int]) -> None:
-        """Begin the background copies that this step booked."""
-        missed = [expert for expert, became in zip(ids, outcome, strict=True) if became > FORCED]
-        if missed:
-            lands = int(self.cache.state.clock[layer]) + self.cache.rules.admission_delay
-            for expert, due in zip(missed, self.cache.state.due[layer][missed].tolist(), strict=True):
-                if due == lands:
-                    self.residency.ask(layer, expert)
 
     # Looking ahead
 

@@ -18,6 +18,7 @@ copy is worth making is not known.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from queue import SimpleQueue
 
 import numpy as np
@@ -95,9 +96,12 @@ class Transfer:
         self.store = store
         self._block_bytes = store.layout.block_bytes
         self._unit_bytes = round_up(unit_bytes, 4096)
-        self._turn = threading.Condition()
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)
         self._num_out = 0  # demand reads asked for and not done
-        self._demands: SimpleQueue[Ticket | None] = SimpleQueue()
+        self._demands: deque[Ticket] = deque()
+        self._calls: SimpleQueue[bool] = SimpleQueue()  # wakes one reader each; False = go home
+        self._is_called = False  # a reader has been woken and has not looked yet
         self._copies: SimpleQueue[Ticket | None] = SimpleQueue()
         self._threads = [threading.Thread(target=self._serve_demands, daemon=True, name=f"moecache read {i}") for i in range(num_readers)]
         self._threads.append(threading.Thread(target=self._serve_copies, daemon=True, name="moecache background"))
@@ -108,9 +112,8 @@ class Transfer:
     def fetch(self, layer: int, expert: int, block: Tensor) -> Ticket:
         """Ask for an expert that a step waits for; returns at once."""
         ticket = self._ticket(layer, expert, block, is_background=False)
-        with self._turn:
-            self._num_out += 1
-        self._demands.put(ticket)
+        with self._lock:
+            self._demand(ticket)
         return ticket
 
     def copy(self, layer: int, expert: int, block: Tensor) -> Ticket:
@@ -124,8 +127,7 @@ class Transfer:
         with self._turn:
             if not ticket.is_taken:
                 ticket.is_taken = True
-                self._num_out += 1
-                self._demands.put(ticket)
+                self._demand(ticket)
             ticket.is_promoted = True
             self._turn.notify_all()
 
@@ -162,7 +164,7 @@ class Transfer:
             self._turn.notify_all()
         self._copies.put(None)
         for _ in self._threads[:-1]:
-            self._demands.put(None)
+            self._calls.put(False)
         for thread in self._threads:
             thread.join()
 
@@ -173,19 +175,44 @@ class Transfer:
         ticket.mark = self._mark()
         return ticket
 
+    def _demand(self, ticket: Ticket) -> None:
+        """Queue a demand read; the lock is held."""
+        self._num_out += 1
+        self._demands.append(ticket)
+        self._call_reader()
+
+    def _call_reader(self) -> None:
+        """Wake a reader unless one is on its way: it will call the next. So the thread that computes wakes one for all reads of a step."""
+        if self._demands and not self._is_called:
+            self._is_called = True
+            self._calls.put(True)
+
     def _serve_demands(self) -> None:
-        while (ticket := self._demands.get()) is not None:
-            try:
-                if not (ticket.is_cancelled or self.is_closed):
-                    self._move(ticket, 0, self._block_bytes)
-            except BaseException as error:
-                ticket.error = error
-            with self._turn:
-                self._num_out -= 1
-                if self._num_out == 0:
-                    self._turn.notify_all()
-            ticket.finish()
-            ticket = None  # a resting thread must not keep a block alive
+        is_open = True
+        while is_open:
+            is_open = self._calls.get()
+            while (ticket := self._next_demand()) is not None:
+                self._serve(ticket)
+                ticket = None  # a resting thread must not keep a block alive
+
+    def _next_demand(self) -> Ticket | None:
+        with self._lock:
+            self._is_called = False
+            ticket = self._demands.popleft() if self._demands else None
+            self._call_reader()
+        return ticket
+
+    def _serve(self, ticket: Ticket) -> None:
+        try:
+            if not (ticket.is_cancelled or self.is_closed):
+                self._move(ticket, 0, self._block_bytes)
+        except BaseException as error:
+            ticket.error = error
+        with self._lock:
+            self._num_out -= 1
+            if self._num_out == 0:
+                self._turn.notify_all()
+        ticket.finish()
 
     def _serve_copies(self) -> None:
         while (ticket := self._copies.get()) is not None:
