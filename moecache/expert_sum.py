@@ -129,9 +129,9 @@ def expert_sum(module: Any, hidden: Tensor, ids: Tensor, weights: Tensor) -> Ten
 def _one_token(module: Any, source: ExpertSource, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     rows: list[Any] = [None] * ids.shape[1]
     for call, tensors in source.calls(ids):
-        output = torch.zeros_like(hidden) if tensors is None else expert_output(module, hidden, tensors)
-        rows[call] = output * weights[:, call : call + 1]
-    return torch.stack(rows, dim=1).sum(dim=1).to(hidden.dtype)
+        rows[call] = torch.zeros_like(hidden) if tensors is None else expert_output(module, hidden, tensors)
+    weighted = torch.stack(rows, dim=1) * weights[:, :, None]  # each number as if its row were weighted alone
+    return weighted.sum(dim=1).to(hidden.dtype)
 
 
 def _chunk(module: Any, source: ExpertSource, index: int, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ def expert_output(module: Any, hidden: Tensor, weights: Weights) -> Tensor:
 
 def _product(inputs: Tensor, weights: Weights, name: str, is_transposed: bool) -> Tensor:
     matrix, bias = weights[name], weights.get(f"{name}_bias")
-    inputs = inputs.to(matrix.dtype)
+    inputs = inputs if inputs.dtype is matrix.dtype else inputs.to(matrix.dtype)
     if isinstance(matrix, PackedMatrix):
         output = matrix.product(inputs)
     elif is_transposed:

@@ -103,10 +103,19 @@ class Residency:
         """Give back a block that `fetch` took for itself."""
         self._free.append(block)
 
-    def is_ready(self, block: int) -> bool:
-        """True if the block can be computed from without waiting."""
-        ticket = self._tickets[block]
-        return ticket is None or ticket.is_done
+    def in_place(self, calls: Iterable[tuple[int, int]]) -> tuple[list[tuple[int, Weights]], list[tuple[int, int]]]:
+        """(call, tensors) of those (call, block) that can be computed from without waiting, and the others as they came."""
+        tickets, views, here, late = self._tickets, self.pool.views, [], []
+        for call, block in calls:
+            ticket = tickets[block]
+            if ticket is None:
+                self._is_unused[block] = False
+                here.append((call, views[block]))
+            elif ticket.is_done:
+                here.append((call, self.weights(block)))
+            else:
+                late.append((call, block))
+        return here, late
 
     def weights(self, block: int) -> Weights:
         """The tensors in a block, after waiting for them where that is needed.

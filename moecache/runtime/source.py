@@ -5,8 +5,9 @@ What was decided is written into it beforehand. Routers, policies and the kernel
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from time import perf_counter
 
 from torch import Tensor
@@ -38,25 +39,26 @@ class LayerSource:
 
     def calls(self, ids: Tensor) -> Iterator[tuple[int, Weights | None]]:
         """The token's calls, those in place first."""
-        for call, weights in self._in_order():
-            start = perf_counter()
-            yield call, weights
-            self.residency.counters.seconds_experts += perf_counter() - start
+        seconds = 0.0
+        try:
+            for computed in self._in_order():
+                start = perf_counter()
+                yield computed
+                seconds += perf_counter() - start
+        finally:
+            self.residency.counters.seconds_experts += seconds
         for block in self.aside:
             self.residency.release(block)
         self.aside.clear()
 
-    def _in_order(self) -> Iterator[tuple[int, Weights | None]]:
-        for call, expert in self.others:
-            yield call, None if expert < 0 else self._copy_of(expert)
-        late = []
-        for call, block in self.blocks:
-            if self.residency.is_ready(block):
-                yield call, self.residency.weights(block)
-            else:
-                late.append((call, block))
-        for call, block in late:
-            yield call, self.residency.weights(block)
+    def _in_order(self) -> Iterable[tuple[int, Weights | None]]:
+        residency = self.residency
+        here, late = residency.in_place(self.blocks)
+        if not (late or self.others):
+            return here
+        # One by one: low-bit copies of a layer share the tensors that they are written out to.
+        others = ((call, None if expert < 0 else self._copy_of(expert)) for call, expert in self.others)
+        return chain(others, here, ((call, residency.weights(block)) for call, block in late))
 
     def _copy_of(self, expert: int) -> Weights:
         assert self.low_bit is not None
