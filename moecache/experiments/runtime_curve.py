@@ -39,23 +39,28 @@ def by_policy(timed: Timed, seed: int = 0) -> pd.DataFrame:
     -------
     DataFrame
         One row a link and policy, "all hits" too: link, link_bytes_per_second (on the disk the plain reader's), late_fraction, policy,
-        num_tokens; seconds_per_token with _low and _high; preempted_per_token, a sign of other work on the machine; ratio = fetch-every-miss's seconds / this policy's with ratio_low, ratio_high;
-        demand_bytes_per_token; bound_seconds, bound_ratio = seconds / bound; hit_share, fetched_share, substituted_share of calls;
-        waiting_, experts_, routing_, overhead_, dense_seconds_per_token. All MEASURED; intervals are 95 %, blocks of tokens drawn again.
+        num_tokens; seconds_per_token with _low and _high; ratio = fetch-every-miss's seconds / this policy's with ratio_low, ratio_high;
+        demand_bytes_per_token; bound_seconds, bound_ratio = seconds / bound, bound_ratio_median = the median over blocks of a block's
+        seconds / its own bound; preempted_per_token (a sign of other work on the machine); hit_share, fetched_share, substituted_share
+        of calls; waiting_, experts_, routing_, overhead_, dense_seconds_per_token. All MEASURED; intervals are 95 %, blocks of tokens
+        drawn again.
     """
     rows = []
     for link, blocks in timed.blocks.groupby("link", sort=False):
         rate, latency = _link_constants(timed, blocks)
         floor = _seconds_per_token(blocks[blocks["policy"] == ALL_HITS])
-        fetching = blocks[blocks["policy"] == FETCH_EVERY_MISS.label].sort_values("block")
-        block_bytes = _expert_bytes(timed)
+        fetching, again = (
+            blocks[blocks["policy"] == name].sort_values("block").reset_index(drop=True) for name in (FETCH_EVERY_MISS.label, ALL_HITS)
+        )
+        byte_seconds = 1 / rate + latency / _expert_bytes(timed)
         for policy, own in blocks.groupby("policy", sort=False):
-            own = own.sort_values("block")
+            own = own.sort_values("block").reset_index(drop=True)
             num_tokens, demand = int(own["num_tokens"].sum()), own["bytes_demand"].sum() / own["num_tokens"].sum()
-            bound = demand / block_bytes * (latency + block_bytes / rate) + floor
+            bound, bounds = demand * byte_seconds + floor, own["bytes_demand"] * byte_seconds + again["seconds"]
             row = {"link": link, "link_bytes_per_second": rate, "late_fraction": float(own["late_fraction"].iloc[0]), "policy": policy}
             row |= {"num_tokens": num_tokens, **_with_intervals(own, fetching, seed), "demand_bytes_per_token": demand}
             row |= {"bound_seconds": bound, "bound_ratio": row["seconds_per_token"] / bound}
+            row["bound_ratio_median"] = (own["seconds"] / bounds).median()
             rows.append(row | _shares(own))
     return pd.DataFrame(rows)
 
@@ -66,9 +71,10 @@ def predicted(timed: Timed) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row a link and policy: link, link_bytes_per_second, late_fraction, policy, seconds_per_token (MEASURED),
-        predicted_seconds (SIMULATED), error_fraction = predicted / measured - 1, is_log_equal (the simulator's replay of the recorded
-        trace decided as the runtime did).
+        One row a link and policy: link, link_bytes_per_second, late_fraction, policy, seconds_per_token (MEASURED), predicted_seconds
+        (SIMULATED), error_fraction = predicted / measured - 1, error_fraction_median = the median over blocks of the same for each
+        block, with the all-hits token of that block (what disturbs a few blocks does not move it), is_log_equal (the simulator's replay
+        of the recorded trace decided as the runtime did).
     """
     rows = []
     runs = {label: simulate(kept.trace, _policy(timed, label), timed.plan.num_slots) for label, kept in timed.recorded.items()}
@@ -78,11 +84,20 @@ def predicted(timed: Timed) -> pd.DataFrame:
         for label, run in runs.items():
             own = blocks[blocks["policy"] == label]
             measured = _seconds_per_token(own)
-            seconds = estimate_seconds(run, hardware).summary(timed.plan.warm_tokens)["seconds_per_token"]
+            tokens = estimate_seconds(run, hardware).seconds[timed.plan.warm_tokens :]
+            seconds = float(tokens.mean())
             row = {"link": link, "link_bytes_per_second": hardware.link_bytes_per_second, "late_fraction": own["late_fraction"].iloc[0]}
             row |= {"policy": label, "seconds_per_token": measured, "predicted_seconds": seconds}
-            rows.append(row | {"error_fraction": seconds / measured - 1, "is_log_equal": equal[label]})
+            row |= {"error_fraction": seconds / measured - 1, "error_fraction_median": _median_error(tokens, blocks, own)}
+            rows.append(row | {"is_log_equal": equal[label]})
     return pd.DataFrame(rows)
+
+
+def _median_error(predicted_seconds: np.ndarray, blocks: pd.DataFrame, own: pd.DataFrame) -> float:
+    """Median over blocks of predicted / measured - 1, the floor taken from the block itself."""
+    measured, again = (frame.sort_values("block")["seconds"].to_numpy() for frame in (own, blocks[blocks["policy"] == ALL_HITS]))
+    by_block = predicted_seconds.reshape(len(measured), -1).sum(axis=1)
+    return float(np.median((by_block - again.mean() + again) / measured - 1))
 
 
 def machine(timed: Timed, link: str) -> Hardware:

@@ -1,7 +1,8 @@
 """How fast blocks come: a plain parallel reader to compare the runtime's demand reads with.
 
 A disk is not one number, and a host may keep what was read a moment ago. So the plain reader reads the *same* blocks in the same groups as
-the runtime while decoding, in the same run, half of the time before it and half of the time after it.
+the runtime while decoding, in the same run, half of the time before it and half of the time after it. A disk may also be slower when it
+never rests, as many virtual ones are: between two groups the plain reader rests as long as the runtime computed, and rests do not count.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import perf_counter
+from queue import SimpleQueue
+from time import perf_counter, sleep
 
 import numpy as np
 import pandas as pd
@@ -51,32 +52,56 @@ class PlainReader:
         path = Path(folder) / FILE_NAME
         self.header, _ = read_packed_header(path)
         self._descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if is_direct else 0))
-        self._own = threading.local()
-        self._threads = ThreadPoolExecutor(num_readers, initializer=self._take_memory)
+        self._asked: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+        self._done: SimpleQueue[int | OSError] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._serve, daemon=True, name=f"plain read {i}") for i in range(num_readers)]
+        for thread in self._threads:
+            thread.start()
 
-    def read(self, groups: Sequence[Group]) -> tuple[int, float]:
-        """Read group after group, the blocks of one group together; returns (bytes, seconds)."""
-        start = perf_counter()
-        num_bytes = sum(sum(self._threads.map(self._read, group)) for group in groups)
-        return num_bytes, perf_counter() - start
+    def read(self, groups: Sequence[Group], rest_seconds: float = 0.0) -> tuple[int, float]:
+        """Read group after group, the blocks of one group together, with rests between them; returns (bytes, seconds without the rests)."""
+        num_bytes, seconds = 0, 0.0
+        for group in groups:
+            sleep(rest_seconds)
+            start = perf_counter()
+            for which in group:
+                self._asked.put(which)
+            done = [self._done.get() for _ in group]
+            seconds += perf_counter() - start
+            num_bytes += sum(_checked(number) for number in done)
+        return num_bytes, seconds
 
     def close(self) -> None:
         """Stop the threads and close the file."""
-        self._threads.shutdown()
+        for _ in self._threads:
+            self._asked.put(None)
+        for thread in self._threads:
+            thread.join()
         os.close(self._descriptor)
 
-    def _take_memory(self) -> None:
-        self._own.block = aligned_bytes(self.header.layout.block_bytes)
-        self._own.block[:] = 0  # touched, so that it is there
+    def _serve(self) -> None:
+        block = aligned_bytes(self.header.layout.block_bytes)
+        block[:] = 0  # touched, so that it is there
+        while (which := self._asked.get()) is not None:
+            try:
+                self._done.put(self._read(block, self.header.offset(*which)))
+            except OSError as fault:
+                self._done.put(fault)
 
-    def _read(self, which: tuple[int, int]) -> int:
-        block, offset, done = self._own.block, self.header.offset(*which), 0
+    def _read(self, block: np.ndarray, offset: int) -> int:
+        done = 0
         while done < block.size:
-            got = os.preadv(self._descriptor, [block[done:]], offset + done)
+            got = os.preadv(self._descriptor, [block[done:]], offset + done)  # type: ignore[list-item]
             if got == 0:
                 raise OSError(f"expected {block.size} bytes at {offset}, got {done}; pack the checkpoint again")
             done += got
         return done
+
+
+def _checked(number: int | OSError) -> int:
+    if isinstance(number, OSError):
+        raise number
+    return number
 
 
 def compared_reads(reads: pd.DataFrame, num_draws: int = 2000, seed: int = 0) -> dict[str, float]:

@@ -86,12 +86,14 @@ class Timed:
         plain_seconds, is_plain_first. Empty for links.
     recorded : by policy, what was said and decided over all `plan.num_tokens` tokens.
     plan : Plan.
+    sustained_bytes_per_second : of the plain reader reading all those blocks once more without a rest; NaN for links.
     """
 
     blocks: pd.DataFrame
     reads: pd.DataFrame
     recorded: Mapping[str, Recorded]
     plan: Plan
+    sustained_bytes_per_second: float = float("nan")
 
 
 def timed_on_disk(packed: Path, text: np.ndarray, plan: Plan = Plan(), progress: bool = True) -> Timed:
@@ -112,21 +114,23 @@ def timed_on_disk(packed: Path, text: np.ndarray, plan: Plan = Plan(), progress:
         recorded = _recorded(decoders, plan, bar)
         _warm(decoders, plan, bar)
         log, first = recorded[FETCH_EVERY_MISS.label].decisions, plan.warm_tokens
-        rows, reads = [], []
+        rows, reads, rest = [], [], 0.0
         for block in range(plan.num_blocks):
             groups = demand_groups(log, first, first := first + plan.block_tokens)
             is_plain_first = block % 2 == 1
-            before = plain.read(groups) if is_plain_first else None
+            before = plain.read(groups, rest) if is_plain_first else None
             for row in _turn(decoders[:1], block, plan, bar):
                 rows.append(row)
-            num_bytes, seconds = before or plain.read(groups)
+            rest = rows[-1]["seconds"] / plan.block_tokens / store.num_layers
+            num_bytes, seconds = before or plain.read(groups, rest)
             read = {"num_groups": len(groups), "num_bytes": num_bytes, "fetch_seconds": rows[-2]["fetch_seconds"], "plain_seconds": seconds}
             reads.append({"block": block, **read, "is_plain_first": is_plain_first})
             rows += _turn(decoders[1:], block, plan, bar)
+        total, took = plain.read(demand_groups(log, plan.warm_tokens))
     blocks = pd.DataFrame(rows)
     for column, value in {"late_fraction": np.nan, "link_bytes_per_second": np.nan, "link": DISK}.items():
         blocks.insert(0, column, value)
-    return Timed(blocks, pd.DataFrame(reads), recorded, plan)
+    return Timed(blocks, pd.DataFrame(reads), recorded, plan, total / took)
 
 
 def timed_on_links(
