@@ -100,6 +100,15 @@ def pack(asked: argparse.Namespace) -> int:
     return 0
 
 
+def export_gguf(asked: argparse.Namespace) -> int:
+    """Write a checkpoint as a GGUF file, for llama.cpp."""
+    from moecache.export_gguf import export_gguf as export
+
+    path = export(asked.source, asked.target, asked.bits)
+    print(f"{path}: {path.stat().st_size / 2**30:.2f} GiB")
+    return 0
+
+
 def widen(asked: argparse.Namespace) -> int:
     """Write a reference model with experts of real size: the same text and routes, many times the bytes."""
     from moecache.reference.loading import model_folder
@@ -185,6 +194,12 @@ def _declare_pack(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="16 = experts as they are; 8, 4 = rounded")
 
 
+def _declare_export_gguf(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, help="a checkpoint's folder: config.json and safetensors")
+    parser.add_argument("target", type=Path, help="the file to make")
+    parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="16 = experts as they are; 8, 4 = in Q8_0, Q4_0")
+
+
 def _declare_widen(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", type=Path, help="the folder to make")
     parser.add_argument("--model", default="reference-512", help="a reference model's name")
@@ -222,6 +237,7 @@ _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], Callable[[argpar
     "trace": (trace, _declare_trace),
     "widen": (widen, _declare_widen),
     "pack": (pack, _declare_pack),
+    "export-gguf": (export_gguf, _declare_export_gguf),
     "plan": (plan, _declare_plan),
 }
 

@@ -1,7 +1,8 @@
 """llama.cpp on a GGUF file, through the C functions that llama-cpp-python exposes.
 
 It maps the file and lets the system bring and drop pages. Nothing is patched: the flags are those of its own programs (mapped or read
-into memory, threads, the type of its keys and values).
+into memory, threads, the type of its keys and values). Rearranging low-bit weights is off unless asked for, although it is their default:
+it copies them into memory that the system cannot drop, and they no longer fit.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ CONTEXT_STEP = 256  # llama.cpp rounds its context up to a multiple of this
 def declare(parser: argparse.ArgumentParser) -> None:
     """The engine's own options."""
     parser.add_argument("--no-mmap", action="store_true", help="read the whole file into memory")
+    parser.add_argument("--repack", action="store_true", help="rearrange low-bit weights for this processor, in memory of their own")
     parser.add_argument("--float32-cache", action="store_true", help="keys and values in float32 instead of float16")
     parser.add_argument("--context-tokens", type=int, default=1024, help="longest document")
 
@@ -43,14 +45,17 @@ class LlamaCpp:
         self.versions = {"llama-cpp-python": importlib.metadata.version("llama-cpp-python")}
         self.settings = {
             "mmap": not asked.no_mmap,
+            "repack": asked.repack,
             "kv_cache": "float32" if asked.float32_cache else "float16",
             "system": library.llama_print_system_info().decode(),
         }
 
     def _load_model(self, asked: argparse.Namespace) -> Any:
-        parameters = self._library.llama_model_default_params()
-        parameters.use_mmap, parameters.n_gpu_layers = not asked.no_mmap, 0
-        model = self._library.llama_model_load_from_file(os.fsencode(asked.model), parameters)
+        library = self._library
+        parameters = library.llama_model_default_params()
+        parameters.load_mode = library.LLAMA_LOAD_MODE_NONE if asked.no_mmap else library.LLAMA_LOAD_MODE_MMAP
+        parameters.n_gpu_layers, parameters.use_extra_bufts = 0, asked.repack
+        model = library.llama_model_load_from_file(os.fsencode(asked.model), parameters)
         if not model:
             raise ValueError(f"llama.cpp cannot load {asked.model}; see what it says with `llama-cli -m {asked.model}`")
         return model
