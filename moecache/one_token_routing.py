@@ -64,6 +64,7 @@ class OneRow:
             return False
         if not (logits.dtype is weights.dtype is FLOAT32 and logits.is_contiguous() and weights.is_contiguous() and ids.is_contiguous()):
             logits, weights, ids = _plain(logits), _plain(weights), ids.contiguous()
+        self._heard = logits, weights, ids
         scores = _plain(exact_selection_scores(self.family, output.logits, output.correction)) if self._makes_scores else logits
         return self.door.hear(logits.data_ptr(), weights.data_ptr(), ids.data_ptr(), scores.data_ptr())
 
@@ -85,11 +86,12 @@ class OneRow:
         output : RouterOutput
             The one that was heard last.
         """
-        weights, ids = _plain(output.weights), output.ids.contiguous()
-        scores = self._own_scores(_plain(output.logits)) if self._needs_own else weights
+        logits, weights, ids = self._heard
+        scores = self._own_scores(logits) if self._needs_own else weights
         new_weights, new_ids = torch.empty_like(weights), torch.empty_like(ids)
-        tensors = weights, ids, scores, new_weights, new_ids
-        reweigh(self.door.address, self._rule, self._is_normalised, self._scaling, *(tensor.data_ptr() for tensor in tensors))
+        rule = self._rule, self._is_normalised, self._scaling
+        said = weights.data_ptr(), ids.data_ptr(), scores.data_ptr()
+        reweigh(self.door.address, *rule, *said, new_weights.data_ptr(), new_ids.data_ptr())
         new_weights = new_weights if output.weights.dtype is FLOAT32 else new_weights.to(output.weights.dtype)
         return RouterOutput(output.logits, new_weights, new_ids, output.correction)
 

@@ -125,14 +125,16 @@ class Decider:
         door.decide(layer, self.is_exact, None if expected is None else expected[0].tolist())
         if self.listeners:
             self._tell(layer, row.routing(output) if routing is None else routing, door.log(), expected)
+        replaced = self._replaced(output, routing) if door.is_rerouted else None
         start = perf_counter()
-        self._carry_out(layer, door)
-        moving = perf_counter() - start
-        if not door.is_rerouted:
-            return None, moving
+        self._carry_out(layer, door)  # last: a thread that is woken takes the interpreter at the next operation on tensors
+        return replaced, perf_counter() - start
+
+    def _replaced(self, output: RouterOutput, routing: Routing | None) -> RouterOutput:
+        """What the experts are to compute; `routing` is None where the row has heard it."""
         if routing is None:
-            return row.reroute(output), moving
-        return reroute(self.family, self.weight_rule, output, routing, np.zeros(1, np.int64), door.computed[None]), moving
+            return self._row.reroute(output)
+        return reroute(self.family, self.weight_rule, output, routing, np.zeros(1, np.int64), self._door.computed[None])
 
     def _take(self, output: RouterOutput) -> Routing:
         """Tell the door what a router said by the general path."""
