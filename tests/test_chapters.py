@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,7 +19,7 @@ import nbformat
 import pandas as pd
 import pytest
 
-from moecache.chapters import display, render, study
+from moecache.chapters import boxes, display, render, study
 from moecache.chapters.assemble import assemble, with_values
 from moecache.chapters.check_pages import faults
 from moecache.chapters.execute import ChapterFailed, run_chapter
@@ -185,6 +187,17 @@ def test_a_page_carries_label_rerun_box_and_provenance(executed):
     assert "| `num_slots` | `3` | `2` | `3` | slots a layer |" in text
     assert "| `90_test` |" in text
     assert "Python" in text
+
+
+@pytest.mark.parametrize("value", [["reference-512", "reference-64"], "0.15 rule", "", 3, 0.25, True, [1, 2], ["it's"]])
+def test_a_value_in_the_command_is_read_back_by_a_shell_and_by_the_parser(value):
+    (typed,) = shlex.split(boxes._word(value))
+    assert (typed if isinstance(value, str) else ast.literal_eval(typed)) == value
+
+
+def test_lists_of_strings_are_quoted_once():
+    assert boxes._word(["a", "b"]) == """'["a", "b"]'"""
+    assert boxes._literal(["a", "b"]) == '["a", "b"]'
 
 
 def test_quick_is_said_where_it_is_and_only_there(executed):

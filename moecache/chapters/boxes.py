@@ -82,9 +82,9 @@ def _rerun(chapter: Chapter, parameters: Mapping[str, Any]) -> str:
     rows = [
         [
             f"`{item.name}`",
-            f"`{_word(parameters[item.name])}`",
-            f"`{_word(chapter.values('quick')[item.name])}`",
-            f"`{_word(chapter.values('full')[item.name])}`",
+            f"`{_literal(parameters[item.name])}`",
+            f"`{_literal(chapter.values('quick')[item.name])}`",
+            f"`{_literal(chapter.values('full')[item.name])}`",
             item.meaning,
         ]
         for item in chapter.parameters
@@ -122,4 +122,13 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _word(value: Any) -> str:
-    return shlex.quote(value if isinstance(value, str) else repr(value)).replace("''", '""')
+    """A value as it is typed in a shell."""
+    return shlex.quote(_literal(value)) if value != "" else '""'
+
+
+def _literal(value: Any) -> str:
+    """A value as it is written: strings without quotes, lists with double ones, so that a shell's single ones can go round them."""
+    if isinstance(value, str):
+        return value or '""'
+    text = repr(value)
+    return text if '"' in text else text.replace("'", '"')
