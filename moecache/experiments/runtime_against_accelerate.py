@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from tqdm import tqdm
 
 from moecache.experiments.memory_cap import CappedRun, run_capped, why_no_cap
 from moecache.experiments.runtime_checkpoint import TimedCheckpoint
@@ -60,6 +61,7 @@ def timed_under_cap(
     threads: Sequence[int] = (1, 1),
     engines: Sequence[str] = (OURS, THEIRS),
     timeout_seconds: float = 300.0,
+    progress: bool = True,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Run the engines in turns, once for each entry of `threads`.
 
@@ -71,6 +73,7 @@ def timed_under_cap(
     threads : that compute in accelerate's process, one entry a round; ours always computes with one.
     engines : in this order each round.
     timeout_seconds : after them a run is ended.
+    progress : show a bar.
 
     Returns
     -------
@@ -85,19 +88,19 @@ def timed_under_cap(
     if len(text) < needed:
         raise ValueError(f"the text has {len(text)} tokens, {needed} are read; give a longer one")
     rows, logits = [], {}
+    turns = [(number, num_threads, engine) for number, num_threads in enumerate(threads) for engine in engines]
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder) / "tokens.npy"
         np.save(tokens, np.asarray(text[:needed], np.int64))
-        for number, num_threads in enumerate(threads):
-            for engine in engines:
-                out = Path(folder) / f"{engine}.npy"
-                used = num_threads if engine == THEIRS else 1
-                command = [*_command(engine, checkpoint, tokens, num_slots), "--warm-tokens", str(warm_tokens)]
-                command += ["--measured-tokens", str(measured_tokens), "--threads", str(used), "--logits", str(out)]
-                run = run_capped(command, cap_bytes, timeout_seconds, _environment())
-                rows.append({"round": number, "engine": engine, "threads": used, "cap_bytes": cap_bytes, **_row(run)})
-                if out.is_file():
-                    logits[engine] = np.load(out)
+        for number, num_threads, engine in tqdm(turns, desc="engines under a cap", disable=not progress):
+            out = Path(folder) / f"{engine}.npy"
+            used = num_threads if engine == THEIRS else 1
+            command = [*_command(engine, checkpoint, tokens, num_slots), "--warm-tokens", str(warm_tokens)]
+            command += ["--measured-tokens", str(measured_tokens), "--threads", str(used), "--logits", str(out)]
+            run = run_capped(command, cap_bytes, timeout_seconds, _environment())
+            rows.append({"round": number, "engine": engine, "threads": used, "cap_bytes": cap_bytes, **_row(run)})
+            if out.is_file():
+                logits[engine] = np.load(out)
     return pd.DataFrame(rows), _agreement(logits)
 
 

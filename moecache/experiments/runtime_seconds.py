@@ -10,8 +10,8 @@ of which everything is resident, nothing overlapped:
 
 A runtime that hides reads behind products can be faster than that.
 
-Links are emulated by a `PacedStore` in front of all experts in main memory. Such a link is never faster than copying in main memory is:
-`late_fraction` says how many of its reads were finished later than the link would have.
+Links are emulated by a `PacedStore` in front of all experts in main memory (pages of the packed file, read beforehand). Such a link is
+never faster than copying in main memory is: `late_fraction` says how many of its reads were finished later than the link would have.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from moecache.policy import FETCH_EVERY_MISS, PRESETS, Policy
 from moecache.runtime.slots import free_bytes
 from moecache.stores.blocks import Store
 from moecache.stores.paced import PacedStore
-from moecache.stores.packed_file import PackedStore
+from moecache.stores.packed_file import FILE_NAME, PackedStore
 from moecache.stores.store import RamStore
 
 ALL_HITS = "all hits"
@@ -151,10 +152,7 @@ def timed_on_links(
     """
     with ExitStack() as stack:
         stack.enter_context(one_thread())
-        with closing(PackedStore(packed, check="never")) as disk:
-            _check_memory(disk, plan)
-            link = PacedStore(RamStore.from_store(disk, progress=progress), 0.0, NO_LIMIT)
-        stack.enter_context(closing(link))
+        link = stack.enter_context(closing(PacedStore(_in_main_memory(packed, plan, progress), 0.0, NO_LIMIT)))
         decoders = _decoders(packed, link, text, plan, stack)
         total = len(decoders) * (1 + len(links) * (1 + plan.num_blocks))
         bar = stack.enter_context(tqdm(total=total, desc="decoding over links", disable=not progress))
@@ -172,12 +170,18 @@ def timed_on_links(
     return Timed(pd.concat(frames, ignore_index=True), pd.DataFrame(), recorded, plan)
 
 
-def _check_memory(store: Store, plan: Plan) -> None:
-    """See that all experts and every policy's slots fit into main memory together."""
-    slots = len(plan.policies) * plan.num_slots * store.num_layers
-    needed, free = (store.num_layers * store.num_experts + slots) * store.layout.block_bytes, free_bytes("cpu")
+def _in_main_memory(packed: Path, plan: Plan, progress: bool) -> RamStore:
+    """All experts as pages of the packed file that have been read: in main memory, yet the system may drop them where it runs short."""
+    with closing(PackedStore(packed, check="never")) as disk:
+        header, layout = disk.header, disk.layout
+    shape = (header.num_layers, header.num_experts, layout.block_bytes)
+    needed, free = prod(shape) + len(plan.policies) * plan.num_slots * header.num_layers * layout.block_bytes, free_bytes("cpu")
     if free is not None and needed > free:
         raise ValueError(f"all experts and the slots need {needed} bytes of main memory, {free} are free; measure fewer policies at a time")
+    blocks = np.memmap(packed / FILE_NAME, np.uint8, "r", header.offset(0, 0), shape)
+    for block in tqdm(blocks.reshape(-1, layout.block_bytes), desc="reading experts", disable=not progress):
+        block.max()
+    return RamStore(layout, blocks)
 
 
 @contextmanager
