@@ -22,10 +22,17 @@ import sys
 import numpy as np
 import moecache as mc
 from moecache.kernel import replay
+from moecache.one_token import OneToken
 assert mc.__file__.startswith(sys.argv[1]), mc.__file__
 cache = mc.ExpertCache(mc.ModelShape(1, 4, 1), mc.FETCH_EVERY_MISS, 2)
 log = cache.decide(np.array([0, 1, 2]).reshape(3, 1, 1), np.ones((3, 1, 1), np.float32))
-print(log.evicted_ids.ravel().tolist(), sum(replay.stats.cache_hits.values()))
+door, evicted = OneToken(mc.ExpertCache(mc.ModelShape(1, 4, 1), mc.FETCH_EVERY_MISS, 2)), []
+for expert in (0, 1, 2):
+    door.take([expert], [1.0])
+    door.decide(0)
+    evicted += door.log().evicted_ids.ravel().tolist()
+assert evicted == log.evicted_ids.ravel().tolist(), (evicted, "the door for one token was compiled from another kernel")
+print(evicted, sum(replay.stats.cache_hits.values()))
 """
 
 

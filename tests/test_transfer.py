@@ -219,3 +219,34 @@ def test_impossible_sizes_are_refused(store):
     with pytest.raises(ValueError, match="num_readers=0"):
         Transfer(store, num_readers=0)
     assert torch.get_num_threads() >= 1
+
+
+def test_reads_that_nobody_served_are_ended_by_closing(store, transfer, blocks):
+    for expert in range(8):
+        store.gates[0, expert].clear()
+    tickets = [transfer.fetch(0, expert, blocks[expert]) for expert in range(8)]
+    assert all(store.began[0, expert].wait(PATIENCE_SECONDS) for expert in (0, 1))  # both readers are busy
+    closing = threading.Thread(target=transfer.close, daemon=True)
+    closing.start()
+    while not transfer.is_closed:
+        closing.join(0.001)
+    for expert in (0, 1):
+        store.gates[0, expert].set()
+    closing.join(PATIENCE_SECONDS)
+    assert not closing.is_alive()
+    assert all(ticket.is_done for ticket in tickets)
+    assert {expert for _, expert, _ in store.reads} == {0, 1}
+
+
+def test_every_reader_finds_work_when_one_is_woken(blocks):
+    store = GatedStore()
+    transfer = Transfer(store, num_readers=4, unit_bytes=UNIT)
+    for expert in range(4):
+        store.gates[0, expert].clear()
+    tickets = [transfer.fetch(0, expert, blocks[expert]) for expert in range(4)]
+    assert all(store.began[0, expert].wait(PATIENCE_SECONDS) for expert in range(4))  # four at once
+    for expert in range(4):
+        store.gates[0, expert].set()
+    for ticket in tickets:
+        transfer.wait(ticket)
+    transfer.close()
