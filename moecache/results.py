@@ -120,14 +120,28 @@ def load_or_run(
     """
     question = describe(experiment, parameters, inputs)
     code = _code_of(function)
-    for folder in _folders(_mode()):
-        found = _load(folder, question, code if folder == own_folder() else None)
-        if found is not None:
-            return found if is_part else _noted(found)
-    if _mode() == "stored":
+    found = _found(question, code)
+    if found is None and _mode() == "stored":
         raise MissingResult(_missing(question))
-    measured = _run(question, function, code)
-    return measured if is_part else _noted(measured)
+    result = _run(question, function, code) if found is None else found
+    return result if is_part else _noted(result)
+
+
+def find(
+    experiment: str,
+    parameters: Mapping[str, Any],
+    function: Callable[[], pd.DataFrame],
+    *,
+    inputs: Mapping[str, str] | None = None,
+) -> Result | None:
+    """Return the table of an experiment where it is there already, as `load_or_run` would; nothing is measured.
+
+    Returns
+    -------
+    Result or None
+    """
+    found = _found(describe(experiment, parameters, inputs), _code_of(function))
+    return None if found is None else _noted(found)
 
 
 def describe(experiment: str, parameters: Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -184,6 +198,15 @@ def _folders(mode: str) -> list[Path]:
 
 def _path(folder: Path, question: Mapping[str, Any]) -> Path:
     return folder / question["experiment"] / f"{question['key'][:16]}.csv"
+
+
+def _found(question: Mapping[str, Any], code: str) -> Result | None:
+    """Look for a result in every place that may be shown."""
+    for folder in _folders(_mode()):
+        found = _load(folder, question, code if folder == own_folder() else None)
+        if found is not None:
+            return found
+    return None
 
 
 def _load(folder: Path, question: Mapping[str, Any], code: str | None) -> Result | None:

@@ -130,6 +130,18 @@ def test_a_measurement_that_fails_leaves_nothing(folders):
     assert results.load_or_run("test", {}, Measurement()).is_loaded is False
 
 
+def test_finding_never_measures_and_tells_what_it_found(folders):
+    measure = Measurement()
+    assert results.find("test", {"a": 1}, measure) is None
+    assert not folders[0].exists()
+    made = results.load_or_run("test", {"a": 1}, measure)
+    found = results.find("test", {"a": 1}, measure)
+    assert found is not None
+    assert found.is_loaded
+    assert found.key == made.key
+    assert results.find("test", {"a": 2}, measure) is None
+
+
 def _flip_a_digit(table, header):
     table.write_text(table.read_text().replace("0.1", "0.2"))
 

@@ -167,7 +167,7 @@ def against(runs: pd.DataFrame) -> pd.DataFrame:
     """
     ran = runs[runs["outcome"] == "ran"]
     ours, theirs = (ran[ran["engine"] == engine].set_index("round") for engine in (OURS, THEIRS))
-    both = theirs.join(ours, rsuffix="_ours", how="inner").reset_index()
+    both = theirs.join(ours.add_suffix("_ours"), how="inner").reset_index()
     table = pd.DataFrame({"round": both["round"], "threads": both["threads"]})
     table["ratio"] = both["seconds_per_token"] / both["seconds_per_token_ours"]
     table["ratio_median"] = both["median_seconds"] / both["median_seconds_ours"]
