@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from moecache.cache import ExpertCache
 from moecache.kernel import growth_table
 from moecache.kernel.state import MOST_TOKENS
-from moecache.one_token_compiled import IS_COMPILED, advance, hear, new_parts, step, words_of
+from moecache.one_token_compiled import IS_COMPILED, advance, hear, step
+from moecache.one_token_parts import new_parts, words_of
 from moecache.trace import DecisionLog
 
 TABLE_TOKENS = 1024

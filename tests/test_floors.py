@@ -19,6 +19,7 @@ FLOORS: list[tuple[int, set[str]]] = [
     (1, {"policy", "trace", "hardware"}),
     (1, {"steps", "ties", "calibrate"}),
     (1, {"cache"}),
+    (1, {"one_token_parts"}),
     (1, {"one_token_compiled"}),
     (1, {"one_token"}),
     (1, {"wait_values"}),
