@@ -58,7 +58,7 @@ def parse(text: str) -> Docstring:
     prose: list[str] = []
     found: dict[str, list[str]] = {}
     into = prose
-    for line, below in zip(lines, [*lines[1:], ""], strict=True):
+    for line, below in zip(lines, [*lines[1:], ""], strict=False):
         if line and re.fullmatch(r"-{3,}", below) and len(line) == len(below):
             if line not in SECTIONS:
                 raise ValueError(f"section {line!r} of a docstring is unknown; use {', '.join(SECTIONS)}")
@@ -99,7 +99,7 @@ def _entry(first: str, rest: str, section: str) -> Entry:
     if section in ("Parameters", "Attributes"):
         names = tuple(head.split(", "))
         is_kind = (bool(rest) and len(first) < _FULL_LINE) or _is_type(told)
-        return Entry(names, told, rest) if is_kind else Entry(names, "", _joined(told, rest))
+        return Entry(names, told.removesuffix("."), rest) if is_kind else Entry(names, "", _joined(told, rest))
     if colon:
         return Entry((), head, _joined(told, rest))
     return Entry((), first, rest) if (rest and len(first) < _FULL_LINE) or _is_type(first) else Entry((), "", _joined(first, rest))
@@ -107,7 +107,7 @@ def _entry(first: str, rest: str, section: str) -> Entry:
 
 def _is_type(words: str) -> bool:
     """Whether these words are nothing but a type: `Policy`, `list of Run`."""
-    return re.fullmatch(r"[A-Za-z_.]+|list of \w+|sequence of \w+|tuple of \w+|dict of \w+|array \[[^\]]*\]", words) is not None
+    return re.fullmatch(r"[A-Za-z_]+(\.\w+)*\.?|list of \w+|sequence of \w+|tuple of \w+|dict of \w+|array \[[^\]]*\]", words) is not None
 
 
 def _joined(first: str, rest: str) -> str:
