@@ -25,9 +25,10 @@ from moecache.stats.paired import SETTING
 
 _ROOT = Path(__file__).resolve().parents[2]
 _KEYS = {"id", "title", "text", "reported", "chapters", "experiment", "plan", "rule", "rule_text", "parameters",
-         "setting", "where", "drawing"}  # fmt: skip
+         "setting", "where", "drawing", "also"}  # fmt: skip
 _NEEDED = {"id", "title", "text", "chapters"}
 _TOGETHER = {"experiment", "rule", "rule_text", "parameters"}
+_OF_A_HALF = _TOGETHER | {"setting", "where", "drawing"}
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Claim:
         The rows that the claim speaks of.
     drawing : mapping
         What this claim draws otherwise.
+    also : Claim, optional
+        The other half of a claim that says two things: a rule of its own on another experiment. The claim holds where both halves do.
     """
 
     id: str
@@ -80,6 +83,7 @@ class Claim:
     setting: tuple[str, ...] = SETTING
     where: Mapping[str, Any] = field(default_factory=dict)
     drawing: Mapping[str, Any] = field(default_factory=dict)
+    also: Claim | None = None
 
     def drawn(self, drawing: Drawing) -> Drawing:
         """The study's drawing with what this claim draws otherwise."""
@@ -87,8 +91,9 @@ class Claim:
 
     @property
     def rule_in_words(self) -> str:
-        """The rule's text with its parameters filled in."""
-        return self.rule_text.format(**self.parameters)
+        """The rule's text with its parameters filled in; that of the other half behind it."""
+        own = self.rule_text.format(**self.parameters)
+        return own if self.also is None else f"{own.strip()} {self.also.rule_in_words}"
 
 
 def load_claims(path: Path = _ROOT / "data" / "claims.yml") -> tuple[Drawing, tuple[Claim, ...]]:
@@ -122,7 +127,18 @@ def _claim(entry: Mapping[str, Any]) -> Claim:
     for what, which in wrong.items():
         if which:
             raise ValueError(f"claim {name} {what} {', '.join(sorted(which))}")
-    return Claim(**{**entry, **{name: tuple(entry[name]) for name in ("chapters", "setting") if name in entry}})
+    more: dict[str, Any] = {key: tuple(entry[key]) for key in ("chapters", "setting") if key in entry}
+    if "also" in entry:
+        more["also"] = _half(entry)
+    return Claim(**{**entry, **more})
+
+
+def _half(entry: Mapping[str, Any]) -> Claim:
+    """The other half of a claim, which is a claim with the same id and words."""
+    half = entry["also"]
+    if unknown := set(half) - _OF_A_HALF:
+        raise ValueError(f"claim {entry['id']}, its other half, has the unknown {', '.join(sorted(unknown))}")
+    return _claim({**{key: entry[key] for key in _NEEDED}, **half})
 
 
 def stored_frame(experiment: str, folder: Path | None = None) -> tuple[pd.DataFrame, list[dict[str, Any]]]:

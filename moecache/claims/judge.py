@@ -12,19 +12,19 @@ import pandas as pd
 
 from moecache.claims.data import Claim, Drawing, load_claims
 from moecache.claims.rules import RULES
-from moecache.claims.verdict import State, Verdict, combine
+from moecache.claims.verdict import State, Verdict, both, combine
 
 REGIME_WORDS = {"admitted_anyway": "a substituted miss is admitted anyway", "stays_out": "a substituted miss stays out"}
 
 
-def verdict_on(claim_id: str, frame: pd.DataFrame) -> Verdict:
+def verdict_on(claim_id: str, frame: pd.DataFrame, also: pd.DataFrame | None = None) -> Verdict:
     """Return the verdict that a frame gives on one claim, over all its settings.
 
     Parameters
     ----------
     claim_id : str
         For example ``"a"``.
-    frame : DataFrame
+    frame, also : DataFrame
         As for ``judge_settings``.
 
     Returns
@@ -41,7 +41,7 @@ def verdict_on(claim_id: str, frame: pd.DataFrame) -> Verdict:
     if not found:
         decided = ", ".join(claim.id for claim in claims if claim.rule)
         raise ValueError(f"no rule decides claim {claim_id!r}; there are rules for {decided}")
-    return combine(judge_settings(found[0], drawing, frame))
+    return combine(judge_settings(found[0], drawing, frame, also))
 
 
 def overall(verdicts: Mapping[str, Verdict], models: Sequence[str]) -> Verdict:
@@ -67,7 +67,7 @@ def overall(verdicts: Mapping[str, Verdict], models: Sequence[str]) -> Verdict:
     return Verdict(State.INCONCLUSIVE, f"supported {verdict.evidence}, but not measured on {', '.join(missing)}")
 
 
-def judge_settings(claim: Claim, drawing: Drawing, frame: pd.DataFrame) -> dict[str, Verdict]:
+def judge_settings(claim: Claim, drawing: Drawing, frame: pd.DataFrame, also: pd.DataFrame | None = None) -> dict[str, Verdict]:
     """Return the verdict of every setting of a frame.
 
     Parameters
@@ -77,6 +77,9 @@ def judge_settings(claim: Claim, drawing: Drawing, frame: pd.DataFrame) -> dict[
     drawing : Drawing
     frame : DataFrame
         One row per setting, policy and document (or what the claim names instead); may be empty.
+    also : DataFrame, optional
+        The rows of the claim's other half, where it has one. A setting of the first half is judged with that setting of the other
+        half which has the same value in each of the other's columns.
 
     Returns
     -------
@@ -88,11 +91,20 @@ def judge_settings(claim: Claim, drawing: Drawing, frame: pd.DataFrame) -> dict[
     ValueError
         If no rule has the claim's name, or the frame of a setting is incomplete.
     """
+    judged = _judged(claim, drawing, frame)
+    if claim.also is not None:
+        others = _judged(claim.also, drawing, pd.DataFrame() if also is None else also)
+        judged = [(setting, both(verdict, _same_setting(others, setting))) for setting, verdict in judged]
+    return {_setting_words(setting): verdict for setting, verdict in judged}
+
+
+def _judged(claim: Claim, drawing: Drawing, frame: pd.DataFrame) -> list[tuple[dict[str, Any], Verdict]]:
+    """The verdict of one rule in every setting: (value of each of the setting's columns, verdict)."""
     if claim.rule not in RULES:
         raise ValueError(f"claim {claim.id} asks for the rule {claim.rule!r}; there are {', '.join(RULES)}")
     if len(frame) == 0:
-        return {}
-    rule, verdicts, drawing = RULES[claim.rule], {}, claim.drawn(drawing)
+        return []
+    rule, found, drawing = RULES[claim.rule], [], claim.drawn(drawing)
     for setting, rows in _where(frame, claim.where).groupby(list(claim.setting), sort=False):
         num_units = len(set(rows[drawing.unit]))
         if num_units < drawing.fewest_units:
@@ -100,8 +112,12 @@ def judge_settings(claim: Claim, drawing: Drawing, frame: pd.DataFrame) -> dict[
             verdict = Verdict(State.INCONCLUSIVE, few)
         else:
             verdict = rule(rows, claim.parameters, drawing)
-        verdicts[_setting_words(dict(zip(claim.setting, setting, strict=True)))] = verdict  # type: ignore[call-overload]
-    return verdicts
+        found.append((dict(zip(claim.setting, setting, strict=True)), verdict))  # type: ignore[call-overload]
+    return found
+
+
+def _same_setting(others: list[tuple[dict[str, Any], Verdict]], setting: Mapping[str, Any]) -> Verdict | None:
+    return next((verdict for other, verdict in others if all(setting.get(name) == value for name, value in other.items())), None)
 
 
 def _where(frame: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:

@@ -58,10 +58,16 @@ def page(notebooks: Path = _ROOT / "notebooks", stored: Path | None = None, buil
     names = {path.stem[:2]: path.stem for path in sorted(notebooks.glob("[0-9][0-9]_*.py"))}
     chapters = {number: name for number, name in names.items() if built is None or number in built}
     read = cache(lambda experiment: stored_frame(experiment, stored))
-    judged = {c.id: judge_settings(c, drawing, read(c.experiment)[0]) if c.rule else {} for c in claims}
+    judged = {c.id: judge_settings(c, drawing, *(read(name)[0] for name in _experiments(c))) if c.rule else {} for c in claims}
     rows = [_row(claim, overall(judged[claim.id], claim.drawn(drawing).models), chapters) for claim in claims]
-    evidence = [_evidence(c, judged[c.id], read(c.experiment)[1]) for c in claims if c.rule]
+    sources = {c.id: [source for name in _experiments(c) for source in read(name)[1]] for c in claims if c.rule}
+    evidence = [_evidence(c, judged[c.id], sources[c.id]) for c in claims if c.rule]
     return "\n".join([_HEAD, _COLUMNS, *rows, "", "## Rules and evidence", "", _how(drawing), *evidence])
+
+
+def _experiments(claim: Claim) -> list[str]:
+    """The experiments that decide a claim: its own, and that of its other half."""
+    return [claim.experiment] if claim.also is None else [claim.experiment, claim.also.experiment]
 
 
 def _row(claim: Claim, verdict: Verdict, chapters: Mapping[str, str]) -> str:

@@ -1,7 +1,6 @@
 """Rules about whole policies: what a chosen policy costs against the exact model and against its bare rule.
 
-These decide the half of a claim that is about perplexity. A claim that also promises seconds can be refuted by that half; it is not
-supported by it alone, and the evidence says so.
+These decide what is said about perplexity. A claim that also promises seconds has another half, see `time_rules`.
 
 No rule knows which claim it serves, where results come from, or any number that is not in its parameters.
 """
@@ -16,11 +15,9 @@ import pandas as pd
 
 from moecache.claims.data import Drawing
 from moecache.claims.losses import Losses, gather_losses
-from moecache.claims.verdict import State, Verdict, side_of
+from moecache.claims.verdict import State, Verdict, side_of, worst_of
 from moecache.stats import draw_counts, pair_documents, weighted_mean_draws
 from moecache.stats.paired import DIFFERENCE
-
-_HALF = "the half about seconds is not decided here"
 
 
 def chosen_policies_cost_little(frame: pd.DataFrame, parameters: Mapping[str, Any], drawing: Drawing) -> Verdict:
@@ -32,7 +29,7 @@ def chosen_policies_cost_little(frame: pd.DataFrame, parameters: Mapping[str, An
     found = {label: losses.interval(np.expm1(losses.drawn(label))) for label in chosen}
     states = [side_of(-high, -low, -bound) for low, high in found.values()]
     told = "; ".join(f"*{label}* raises the perplexity by {losses.increase(label)} {_percents(*found[label])}" for label in chosen)
-    return _half(states, f"{told} ({losses.n})")
+    return Verdict(worst_of(states), f"{told} ({losses.n})")
 
 
 def chosen_policy_beats_its_bare_rule(frame: pd.DataFrame, parameters: Mapping[str, Any], drawing: Drawing) -> Verdict:
@@ -53,7 +50,7 @@ def chosen_policy_loses_no_more(frame: pd.DataFrame, parameters: Mapping[str, An
     # A clear increase refutes; where there may be none, it must also be shown to be small.
     is_small = high < parameters["bound_nats"]
     state = State.NOT_SUPPORTED if low > 0.0 else State.SUPPORTED if is_small else State.INCONCLUSIVE
-    return _half([state], f"{_difference(losses, chosen, bare, low, high)} ({losses.n})")
+    return Verdict(state, f"{_difference(losses, chosen, bare, low, high)} ({losses.n})")
 
 
 def admission_helps_after_a_change(frame: pd.DataFrame, parameters: Mapping[str, Any], drawing: Drawing) -> Verdict:
@@ -72,13 +69,7 @@ def admission_helps_after_a_change(frame: pd.DataFrame, parameters: Mapping[str,
         draws[column] = weighted_mean_draws(sums[None], paired.num_tokens, counts)[:, 0]
     whole, near, far = (draws[column] for column in columns)
     states = [side_of(*losses.interval(whole)), side_of(*losses.interval(near - far))]
-    state = (
-        State.NOT_SUPPORTED
-        if State.NOT_SUPPORTED in states
-        else State.SUPPORTED
-        if set(states) == {State.SUPPORTED}
-        else State.INCONCLUSIVE
-    )
+    state = worst_of(states)
     told = [_gain(gains[column], losses.interval(draws[column])) for column in columns]
     return Verdict(
         state,
@@ -89,14 +80,6 @@ def admission_helps_after_a_change(frame: pd.DataFrame, parameters: Mapping[str,
 
 def _gain(gain: float, interval: tuple[float, float]) -> str:
     return f"{1000 * gain:+.1f} [{1000 * interval[0]:+.1f}, {1000 * interval[1]:+.1f}]"
-
-
-def _half(states: list[State], evidence: str) -> Verdict:
-    """A conjunction of which one part is decided here: it can fail, but not hold."""
-    if State.NOT_SUPPORTED in states:
-        return Verdict(State.NOT_SUPPORTED, evidence)
-    holds = all(state is State.SUPPORTED for state in states)
-    return Verdict(State.INCONCLUSIVE, f"{evidence}; " + (f"the half about perplexity holds, {_HALF}" if holds else _HALF))
 
 
 def _difference(losses: Losses, chosen: str, bare: str, low: float, high: float) -> str:

@@ -22,6 +22,7 @@ from moecache.claims.generation_rules import GENERATION_RULES
 from moecache.claims.losses import MASS, Losses, gather_losses
 from moecache.claims.policy_rules import POLICY_RULES
 from moecache.claims.speed_rules import SPEED_RULES
+from moecache.claims.time_rules import TIME_RULES
 from moecache.claims.verdict import State, Verdict, side_of
 from moecache.stats import correlation_across_documents, correlation_across_policies, fan_across, fan_within, leaving_families_out
 from moecache.stats.paired import DIFFERENCE
@@ -171,6 +172,7 @@ RULES: Mapping[str, Rule] = (
     | COMPOSITION_RULES
     | GENERATION_RULES
     | SPEED_RULES
+    | TIME_RULES
 )
 
 

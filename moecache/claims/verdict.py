@@ -9,7 +9,7 @@ This module does not know any claim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -44,6 +44,37 @@ def side_of(low: float, high: float, bound: float = 0.0) -> State:
     if low > bound:
         return State.SUPPORTED
     return State.NOT_SUPPORTED if high < bound else State.INCONCLUSIVE
+
+
+def worst_of(states: Sequence[State]) -> State:
+    """Return the state of a conjunction: supported if all parts are, not supported if one is not, otherwise inconclusive."""
+    if State.NOT_SUPPORTED in states:
+        return State.NOT_SUPPORTED
+    return State.SUPPORTED if set(states) == {State.SUPPORTED} else State.INCONCLUSIVE
+
+
+def both(first: Verdict, second: Verdict | None) -> Verdict:
+    """Combine the two halves of a claim in one setting.
+
+    Parameters
+    ----------
+    first : Verdict
+    second : Verdict, optional
+        None where the other half was not measured in this setting. Then the first half can refute the claim, and decides nothing else.
+
+    Returns
+    -------
+    Verdict
+    """
+    if second is None or State.NOT_YET_MEASURED in (first.state, second.state):
+        other = "the other half was not measured here" if second is None else second.evidence
+        is_refuted = State.NOT_SUPPORTED in (first.state, State.NOT_YET_MEASURED if second is None else second.state)
+        return Verdict(State.NOT_SUPPORTED if is_refuted else State.NOT_YET_MEASURED, f"{_told(first)}; {other}")
+    return Verdict(worst_of([first.state, second.state]), f"{_told(first)}. {second.evidence}")
+
+
+def _told(verdict: Verdict) -> str:
+    return verdict.evidence.removesuffix(".")
 
 
 def combine(verdicts: Mapping[str, Verdict]) -> Verdict:
