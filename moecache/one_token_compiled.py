@@ -213,7 +213,7 @@ def _are_distinct(heard, called):
 
 @_inside
 def _round(values, patterns, halves):
-    """Float32 to the bits of float16, to nearest and even, as processors and torch do it; -0 becomes 0. `patterns`: the bits of `values`."""
+    """Float32 to the bits of float16, to nearest and even, as torch does it; -0 becomes 0. `patterns`: the bits of `values`."""
     for place in range(values.size):
         sign, size = (patterns[place] >> 16) & 0x8000, np.int64(patterns[place] & 0x7FFFFFFF)
         half = (size - (112 << 23) + 0xFFF + ((size >> 13) & 1)) >> 13  # another bias of the exponent, and 13 bits fewer
