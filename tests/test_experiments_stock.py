@@ -15,10 +15,10 @@ from moecache.cache import CapacityError
 from moecache.claims import State
 from moecache.experiments import read_ahead, stock, stock_files, stock_report, stock_runs, stock_words_report
 from moecache.experiments.memory_cap import CappedRun
-from moecache.experiments.stock import ENGINES, NOTHING, Options
+from moecache.experiments.stock import ENGINES, Options
 from moecache.experiments.stock_engines.protocol import Measured
-from moecache.experiments.stock_files import Files
-from moecache.experiments.stock_runs import KILLED, RAN, TOO_SMALL, Cell, Choice, StockError, Text
+from moecache.experiments.stock_files import Files, StockError
+from moecache.experiments.stock_runs import KILLED, RAN, TOO_SMALL, Cell, Choice, Text
 from moecache.figures.stock import rates_by_cap
 from moecache.trace import ModelShape
 
@@ -27,6 +27,7 @@ LLAMA, MAPPED, FETCHING, RULE, QUALITY = (
     "llama.cpp", "transformers, mapped files", "moecache, fetch every miss", "moecache, 0.15 rule", "moecache, quality-first",
 )  # fmt: skip
 SMALL, WHOLE = Cell(16, 0.2), Cell(16, 1.0)
+NOTHING = Options([], [])
 SHAPE = ModelShape(num_layers=2, num_experts=64, top_k=8)
 GIB = 2**30
 
@@ -149,6 +150,14 @@ def test_what_the_sweep_killed_is_run_with_the_first_choice(machine):
     assert set(rows["outcome"]) == {KILLED}
     assert set(rows["asked_threads"]) == {2}
     assert rows["tokens_per_second"].isna().all()
+
+
+def test_where_nothing_is_to_be_chosen_nothing_is_swept(machine):
+    _, swept = compared([LLAMA, FETCHING], [SMALL], Options([4], [128]), num_repeats=1)
+    assert swept.empty
+    llama, own = machine.commands
+    assert llama[llama.index("--threads") + 1] == "4"
+    assert own[0] == llama[0]
 
 
 def test_a_sweep_with_nothing_to_choose_is_refused():
@@ -369,7 +378,7 @@ def test_words_follow_the_rows():
     assert stock_words_report.fitting_words(both).startswith("Where all experts fit, llama.cpp is 1.2")
     assert "was not compared" in stock_words_report.fitting_words(world(CLEAR))
     assert "100 MiB at" in stock_words_report.disk_words(both)
-    assert "fetch every miss 7." in stock_words_report.meaning(both)
+    assert "*fetch every miss* 7." in stock_words_report.meaning(both)
     assert "not run on this page" in stock_words_report.meaning(world({MAPPED: 2.0, FETCHING: 30.0}))
     assert "from moecache, 0.15 rule" in stock_words_report.alternative(stock_report.rates(world(CLEAR)))
     assert "nothing was tuned" in stock_words_report.sweep_words(pd.DataFrame())

@@ -36,8 +36,8 @@ def faster_than_stock(frame: pd.DataFrame, parameters: Mapping[str, Any], drawin
             told.append(f"*{engine}* {_outcome(frame, engine)}")
             continue
         states.append(side_of(ratio.low, ratio.high, factor))
-        told.append(f"*{engine}* {ratio.value:.1f} [{ratio.low:.1f}, {ratio.high:.1f}] times ({factor:g} asked)")
-    evidence = f"as fast as {parameters['stock']}: {'; '.join(told)} (n = {stock.size} {drawing.unit}s)"
+        told.append(f"*{engine}* {ratio.value:.1f} [{ratio.low:.1f}, {ratio.high:.1f}] times as fast ({factor:g} asked)")
+    evidence = f"against {parameters['stock']}: {'; '.join(told)} (n = {stock.size} {drawing.unit}s)"
     return Verdict(_worst(states), evidence)
 
 

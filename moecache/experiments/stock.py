@@ -50,9 +50,6 @@ class Options(NamedTuple):
     read_ahead_kib: Sequence[int]  # of engines that map files; empty: as the disk is
 
 
-NOTHING = Options((), ())
-
-
 def engines_named(names: Sequence[str]) -> list[Engine]:
     """The engines of these names, or of all.
 
@@ -110,10 +107,18 @@ def sweep(text: Text, engines: Sequence[Engine], cells: Sequence[Cell], options:
     return pd.concat(frames, ignore_index=True)
 
 
+def _choices(engine: Engine, options: Options) -> tuple[list[int], list[int]]:
+    """Threads and read-aheads to try for an engine."""
+    return list(options.thread_counts) if engine.has_threads else [], list(options.read_ahead_kib) if engine.maps_files else []
+
+
+def _has_choice(engine: Engine, options: Options) -> bool:
+    return any(len(tried) > 1 for tried in _choices(engine, options))
+
+
 def _swept(text: Text, engine: Engine, cell: Cell, options: Options) -> Iterator[pd.DataFrame]:
-    threads = list(options.thread_counts) if engine.has_threads else []
-    ahead = list(options.read_ahead_kib) if engine.maps_files else []
-    if len(threads) < 2 and len(ahead) < 2:
+    threads, ahead = _choices(engine, options)
+    if not _has_choice(engine, options):
         return
     first = ahead[0] if ahead else DEFAULT
     found = [_part(text, engine, cell, Choice(number, first), SWEEP_REPEAT) for number in threads or [DEFAULT]]
@@ -124,8 +129,7 @@ def _swept(text: Text, engine: Engine, cell: Cell, options: Options) -> Iterator
 
 def best_choice(swept: pd.DataFrame, engine: Engine, cell: Cell, options: Options) -> Choice:
     """The fastest choice of a sweep; where no run had a rate, or nothing was swept, the first of each option."""
-    threads = options.thread_counts[0] if engine.has_threads and options.thread_counts else DEFAULT
-    ahead = options.read_ahead_kib[0] if engine.maps_files and options.read_ahead_kib else DEFAULT
+    threads, ahead = (tried[0] if tried else DEFAULT for tried in _choices(engine, options))
     is_asked = (swept["engine"] == engine.name) & (swept["bits"] == cell.bits) & (swept["resident_fraction"] == cell.resident_fraction)
     rows = swept[is_asked & (swept["outcome"] == RAN)]
     if rows.empty:
@@ -185,7 +189,7 @@ def measure(
         return sweep(text, engines, cells, options, sweep_tokens)
 
     swept = pd.DataFrame(columns=list(stock_runs.COLUMNS))
-    if options != NOTHING:
+    if any(_has_choice(engine, options) for engine in engines):
         swept = results.load_or_run(SWEEP_EXPERIMENT, {**asked, "sweep_tokens": sweep_tokens}, run_sweep, inputs=hashes).frame
 
     def run_all() -> pd.DataFrame:

@@ -7,6 +7,9 @@ project's runtime as packed blocks, llama.cpp as GGUF. Nothing is timed here.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,9 +24,19 @@ from moecache.reference import held_out_documents
 from moecache.reference.loading import model_folder
 from moecache.trace import ModelShape
 
+PYTHON_VARIABLE = "MOECACHE_STOCK_PYTHON"
 PACKED, GGUF = "ours", "llama_cpp"  # programs of `stock_engines` that read another form than the fused checkpoint
 BITS = (16, 4)
 TOKENS_A_DOCUMENT = 1000
+
+
+class StockError(RuntimeError):
+    """An engine is not installed, or failed for another reason than its memory."""
+
+
+def python() -> str:
+    """The interpreter that runs stock engines: this one, or the one that MOECACHE_STOCK_PYTHON names."""
+    return os.environ.get(PYTHON_VARIABLE, sys.executable)
 
 
 @dataclass(frozen=True)
@@ -103,11 +116,13 @@ def _packed(fused: Path, bits: int) -> Path:
 
 
 def _gguf(fused: Path, bits: int) -> Path:
-    from moecache.export_gguf import export_gguf
-
+    """Written by the interpreter of the stock engines, which has the format's package."""
     target = fused.with_name(f"{fused.name}-{bits}.gguf")
     if not target.exists():
-        export_gguf(fused, target, bits=bits)
+        command = [python(), "-m", "moecache.cli", "export-gguf", str(fused), str(target), "--bits", str(bits)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise StockError(f"{' '.join(command[2:])} failed: {done.stderr.strip()[-500:]}")
     return target
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +22,7 @@ from moecache.cache import CapacityError
 from moecache.experiments.memory_cap import CappedRun, run_capped, why_no_cap
 from moecache.experiments.read_ahead import UNKNOWN, read_ahead
 from moecache.experiments.stock_engines.protocol import Measured
-from moecache.experiments.stock_files import Files, files_of, tokens_of
+from moecache.experiments.stock_files import PYTHON_VARIABLE, Files, StockError, files_of, python, tokens_of
 from moecache.policy import PRESETS, Policy
 from moecache.runtime.budget import slots_within
 
@@ -32,16 +31,11 @@ PRESET_TOP_K = 10  # calls a token for which the presets' thresholds are meant
 DEFAULT = 0  # a choice that is left to the engine or the machine
 RAN, KILLED, TOO_SMALL = "ran", "killed by the cap", "does not fit"
 PROGRAMS = "moecache.experiments.stock_engines"
-PYTHON_VARIABLE = "MOECACHE_STOCK_PYTHON"
 COLUMNS = (
     "model", "bits", "resident_fraction", "cell", "is_fitting", "engine", "repeat", "outcome", "tokens_per_second", "median_ms",
     "load_seconds", "cap_mebibytes", "is_capped", "peak_mebibytes", "rss_mebibytes", "private_mebibytes", "read_mebibytes_per_token",
     "faults_per_token", "hit_rate", "asked_threads", "threads", "asked_read_ahead_kib", "read_ahead_kib", "flags", "versions",
 )  # fmt: skip
-
-
-class StockError(RuntimeError):
-    """An engine is not installed, or failed for another reason than its memory."""
 
 
 class Engine(NamedTuple):
@@ -85,11 +79,6 @@ class Text(NamedTuple):
     measured_tokens: int
     process_mebibytes: int  # of the cap, for interpreter, libraries and activations
     timeout_seconds: int  # of one run
-
-
-def python() -> str:
-    """The interpreter that runs stock engines: this one, or the one that MOECACHE_STOCK_PYTHON names."""
-    return os.environ.get(PYTHON_VARIABLE, sys.executable)
 
 
 def check_installed(engines: Iterable[Engine]) -> None:

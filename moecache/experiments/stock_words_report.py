@@ -138,8 +138,8 @@ def _finding(frame: pd.DataFrame, cell: str, ours: Sequence[str], against: str) 
         if ratio is None:
             continue
         interval = f" [{ratio.low:.1f}, {ratio.high:.1f}]" if ratio.n >= FEWEST_FOR_INTERVAL else ""
-        parts.append(f"{engine.partition(', ')[2]} {ratio.value:.1f}{interval}")
-    return f"{cell}: as fast as {against} times {', '.join(parts)}." if parts else ""
+        parts.append(f"*{ENGINES[engine].policy}* {ratio.value:.1f}{interval} times")
+    return f"**{cell}**, against {against}: {', '.join(parts)} as fast." if parts else ""
 
 
 def verdict(frame: pd.DataFrame) -> dict[str, str]:

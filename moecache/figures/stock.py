@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from moecache.figures.seconds import stamp_figure
 from moecache.figures.style import Look, need_columns, new_figure, styled
@@ -95,10 +95,10 @@ def _scale(axes: Axes, table: pd.DataFrame, engines: list[str]) -> None:
     bounds = table[["rate", "low", "high"]].to_numpy(np.float64)
     lowest, highest = np.nanmin(bounds), np.nanmax(bounds)
     axes.set_xscale("log")
-    axes.set_xlim(lowest / 1.6, highest * (highest / lowest * 4) ** 0.55)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    axes.set_xlim(lowest / 1.6, highest * (4 * highest / lowest) ** 0.55)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if highest > 10 * lowest else (1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yticks(range(len(engines)), engines)
     axes.set_ylim(len(engines) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
