@@ -1,17 +1,22 @@
 """Chapter 10's measurement on a tiny model: the design is complete, its corners are the presets, and contrasts add up."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import tiny_models
 
 from moecache import figures, stats
+from moecache.chapters.source import find_chapters
 from moecache.experiments import chosen_policies, chosen_policies_report, contrasts_report, paired_runs
+from moecache.experiments import chosen_policies_seconds_report as saved
 from moecache.figures import chosen
 from moecache.policy import FIRST_CHOICE, GATE_015, QUALITY_FIRST, SPEED_FIRST
 
 NUM_SLOTS = 12
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def texts(num_documents=7, num_tokens=60):
@@ -112,3 +117,52 @@ def test_another_order_keeps_the_losses_with_their_documents(reading):
         reading.reordered([2, 1, 0, 3, 4, 5, 6])
     with pytest.raises(ValueError, match="leaves none of 2 documents"):
         paired_runs.read(reading.model, texts(2), 2)
+
+
+# Seconds that chapter 09 measured
+
+
+def timed_blocks(models=("tiny",)):
+    """Two blocks a policy and link: fetching every miss takes 4 ms a token, the chosen policies 2, the bare rules 2.5."""
+    seconds = {"fetch every miss": 4e-3, "quality-first": 2e-3, "speed-first": 2e-3, "0.15 rule": 2.5e-3, "first choice": 2.5e-3}
+    rows = [
+        {"model": model, "link": link, "policy": policy, "block": block, "num_tokens": 5, "seconds": 5 * each, "hit": 30, "fetched": 5,
+         "forced": 5, "substituted": 10, "seconds_waiting": 1e-3}
+        for model in models for link in ("disk", "0.5 GB/s") for policy, each in seconds.items() for block in range(3)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_seconds_are_told_against_fetching_and_the_bare_rule():
+    blocks = timed_blocks()
+    shown = saved.table(blocks, "tiny")
+    assert shown["link"].tolist() == ["disk", "disk", "0.5 GB/s", "0.5 GB/s"]
+    assert shown["policy"].tolist() == ["quality-first", "speed-first"] * 2
+    assert set(shown["times as fast as fetching [95 %]"]) == {"2.00 [2.00, 2.00]"}
+    assert set(shown["time / bare rule's [95 %]"]) == {"0.80 [0.80, 0.80]"}
+    assert shown["ms a token"].tolist() == pytest.approx([2.0] * 4)
+    assert shown["fetched, %"].tolist() == pytest.approx([20.0] * 4)
+    assert shown["waiting, %"].tolist() == pytest.approx([10.0] * 4)
+    story = saved.story(timed_blocks(("tiny", "other")), ["tiny", "other"])
+    assert story.count("quality-first is 2.00 [2.00, 2.00] times as fast as fetching every miss") == 2
+    assert "the bare first choice rule" in story
+
+
+def test_without_seconds_the_story_says_where_they_come_from(monkeypatch):
+    monkeypatch.setattr(saved.seconds_per_token, "kept", lambda *_: None)
+    asked = {"num_layers": 2, "hidden_size": 512, "expert_width": 64, "warm_tokens": 1, "measured_tokens": 2, "gigabytes_per_second": [1.0]}
+    blocks = saved.kept_blocks(["reference-512"], 0.25, asked)
+    assert blocks.empty
+    assert "moecache run 09" in saved.story(blocks, ["reference-512"])
+    monkeypatch.setattr(saved.seconds_per_token, "kept", lambda question, _: SimpleNamespace(frame=timed_blocks([question.model_name])))
+    assert saved.kept_blocks(["a", "b"], 0.25, asked)["model"].unique().tolist() == ["a", "b"]
+
+
+@pytest.mark.parametrize("profile", ["quick", "full"])
+def test_chapter_10_asks_for_the_seconds_that_chapter_09_measures(profile):
+    chapters = find_chapters(ROOT / "notebooks")
+    measured, shown = (chapters[number].values(profile) for number in ("09", "10"))
+    same = {"num_layers": "timed_layers", "hidden_size": "timed_hidden_size", "expert_width": "timed_expert_width",
+            "warm_tokens": "timed_warm_tokens", "measured_tokens": "timed_tokens", "gigabytes_per_second": "timed_gigabytes_per_second",
+            "resident_fraction": "resident_fraction", "model_names": "model_names"}  # fmt: skip
+    assert {name: measured[name] for name in same} == {name: shown[other] for name, other in same.items()}
