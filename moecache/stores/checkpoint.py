@@ -19,6 +19,7 @@ from typing import Any
 from moecache import hf_checkpoints
 from moecache.hf_checkpoints import KeyTarget
 from moecache.stores.blocks import StoreError
+from moecache.stores.packed_file import part_of
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I32": "int32", "I8": "int8", "U8": "uint8"}
 _LARGEST_HEADER = 100 * 2**20
@@ -90,7 +91,9 @@ def read_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     if not (folder / "config.json").is_file():
-        raise StoreError(f"{folder} is not a checkpoint: it has no config.json")
+        part = part_of(folder)
+        begun = f"; {part} is there: it is being packed, or that was interrupted, and the same command goes on" if part.is_dir() else ""
+        raise StoreError(f"{folder} is not a checkpoint: it has no config.json{begun}")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     method = getattr(config, "quantization_config", None)
     if method is not None:

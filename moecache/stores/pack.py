@@ -30,7 +30,7 @@ from moecache.stores.blocks import ITEM_BYTES, StoreError, aligned_bytes
 from moecache.stores.checkpoint import Checkpoint, read_checkpoint
 from moecache.stores.checkpoint_store import CheckpointStore
 from moecache.stores.low_bit_blocks import low_bit_layout, round_block
-from moecache.stores.packed_file import FILE_NAME, PackedHeader, checksums, read_packed_header
+from moecache.stores.packed_file import FILE_NAME, PackedHeader, checksums, part_of, read_packed_header
 from moecache.stores.shard_writer import ShardWriter
 
 CONFIRMED_BYTES = 256 * 2**20  # written between two confirmations by the disk
@@ -63,14 +63,16 @@ def pack(source: str | Path, target: str | Path, bits: int = 16, progress: bool 
         header = _header(store, bits)
         if target.exists():
             return _already_packed(target, header)
-        temporary = target.with_name(f"{target.name}.part")
-        temporary.mkdir(parents=True, exist_ok=True)
+        temporary = part_of(target)
         with _locked(temporary, target):
+            if target.exists():  # another process was done with it since the first look
+                shutil.rmtree(temporary, ignore_errors=True)
+                return _already_packed(target, header)
             _write_experts(store, header, temporary / FILE_NAME, progress)
             _copy_dense(store.checkpoint, temporary / "model.safetensors")
             _copy_side_files(source, temporary)
-        (temporary / _LOCK).unlink()
-        os.rename(temporary, target)
+            (temporary / _LOCK).unlink()
+            os.rename(temporary, target)
     finally:
         store.close()
     return target
@@ -100,8 +102,13 @@ _LOCK = ".lock"
 
 @contextmanager
 def _locked(folder: Path, target: Path) -> Iterator[None]:
-    """Hold the folder for this process alone; the system lets go of it when the process ends."""
-    with (folder / _LOCK).open("w") as file:
+    """Make the folder and hold it for this process alone; the system lets go of it when the process ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        file = (folder / _LOCK).open("w")
+    except FileNotFoundError as fault:  # the folder got its own name between the two lines
+        raise ValueError(f"another process has just packed {target}; the same command will find it") from fault
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as fault:

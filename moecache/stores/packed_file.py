@@ -113,6 +113,11 @@ def checksums(block: NDArray[np.uint8]) -> list[int]:
     return [zlib.crc32(block[start : start + UNIT_BYTES]) for start in range(0, block.size, UNIT_BYTES)]  # type: ignore[arg-type]
 
 
+def part_of(target: Path) -> Path:
+    """The folder in which a target is packed until it is whole."""
+    return target.with_name(f"{target.name}.part")
+
+
 class PackedStore:
     """The experts of a packed file; see `Store`.
 
@@ -132,7 +137,9 @@ class PackedStore:
             raise StoreError(f"there is no file {path}; make it with `moecache pack`")
         self.header, self._table = read_packed_header(path)
         if missing := int((self._table[:, 0] != 1).sum()):
-            raise StoreError(f"{path} lacks {missing} of {len(self._table)} experts: packing was interrupted; the same command goes on")
+            raise StoreError(
+                f"{path} lacks {missing} of {len(self._table)} experts: it is being packed, or that was interrupted; pack it again"
+            )
         self.layout = self.header.layout
         self.num_layers, self.num_experts = self.header.num_layers, self.header.num_experts
         self.alignment = ALIGNMENT
