@@ -120,14 +120,15 @@ def of_models(policies: pd.DataFrame) -> pd.DataFrame:
 def values(frames: dict[str, pd.DataFrame]) -> dict[str, Any]:
     """The numbers of the chapter's prose about its first model."""
     facts, policies, predicted = frames["facts"].iloc[0], frames["policies"], frames["predicted"]
-    disk = on_disk(policies).set_index("policy")
+    disk: Any = on_disk(policies).set_index("policy")
     read = compared_reads(frames["reads"])
     steps = int(facts["num_layers"])
     result: dict[str, Any] = {key: facts[key] for key in facts.index}
     result |= {"expert_mebibytes": facts["expert_bytes"] / 2**20, "packed_gigabytes": facts["packed_bytes"] / 1e9}
     result |= {"num_tokens": int(facts["block_tokens"] * facts["num_blocks"]), "num_links": int(on_links(policies)["link"].nunique())}
-    result |= {"fetch_ms": 1e3 * disk.loc[FETCHING, "seconds_per_token"], "fetch_wait": disk.loc[FETCHING, "waiting_seconds_per_token"]
-               / disk.loc[FETCHING, "seconds_per_token"], "misses": facts["top_k"] * disk.loc[FETCHING, "fetched_share"]}  # fmt: skip
+    fetching = disk.loc[FETCHING]
+    result |= {"fetch_ms": 1e3 * fetching["seconds_per_token"], "misses": facts["top_k"] * fetching["fetched_share"]}
+    result["fetch_wait"] = fetching["waiting_seconds_per_token"] / fetching["seconds_per_token"]
     for label, name in NAMES.items():
         row = disk.loc[label]
         result |= {f"{name}_ms": 1e3 * row["seconds_per_token"], f"{name}_ratio": row["ratio"]}

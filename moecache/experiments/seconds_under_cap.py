@@ -107,7 +107,7 @@ def story_of(runs: pd.DataFrame, agreement: pd.DataFrame) -> str:
     )
     ratios = rival.against(runs)
     if ratios.empty:
-        ended = "; ".join(f"{ENGINES[name]}: {', '.join(dict.fromkeys(rows['outcome']))}" for name, rows in runs.groupby("engine"))
+        ended = "; ".join(f"{ENGINES[str(name)]}: {', '.join(dict.fromkeys(rows['outcome']))}" for name, rows in runs.groupby("engine"))
         return f"{setting} There is no ratio, because not both ran ({ended})."
     told = (
         f"accelerate's token takes {ratios['ratio'].min():.1f} to {ratios['ratio'].max():.1f} times as long, round by round, and its best "
