@@ -56,4 +56,4 @@ def _device_map(asked: argparse.Namespace) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(protocol.main("accelerate_offload", protocol.declare_products, load))
+    raise SystemExit(protocol.main("accelerate_offload", protocol.declare_products, load, protocol.TORCH_ENVIRONMENT))

@@ -39,4 +39,4 @@ def load(asked: argparse.Namespace) -> Any:
 
 
 if __name__ == "__main__":
-    raise SystemExit(protocol.main("ours", declare, load))
+    raise SystemExit(protocol.main("ours", declare, load, protocol.TORCH_ENVIRONMENT))

@@ -19,15 +19,17 @@ import ctypes
 import json
 import os
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+TORCH_ENVIRONMENT = MappingProxyType({"OMP_WAIT_POLICY": "PASSIVE"})  # threads that wait must not take the core from those that read
 ADVICE = {"normal": 0, "random": 1, "sequential": 2}  # madvise's numbers
 
 
@@ -101,7 +103,12 @@ class Measured:
             raise ValueError(f"the engine's last line is no answer: {last[:200]!r}; did it end early?") from fault
 
 
-def main(name: str, declare: Callable[[argparse.ArgumentParser], None], load: Callable[[argparse.Namespace], Engine]) -> int:
+def main(
+    name: str,
+    declare: Callable[[argparse.ArgumentParser], None],
+    load: Callable[[argparse.Namespace], Engine],
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> int:
     """Run an engine from the command line: load it, decode, print the answer.
 
     Parameters
@@ -109,14 +116,14 @@ def main(name: str, declare: Callable[[argparse.ArgumentParser], None], load: Ca
     name : of the engine.
     declare : adds the engine's own options.
     load : loads the model; the first to import what computes, after the environment was set.
+    environment : variables that are set where the caller has not set them.
     """
     parser = argparse.ArgumentParser(prog=f"python -m moecache.experiments.stock_engines.{name}", description=load.__doc__)
     _declare_common(parser)
     declare(parser)
     asked = parser.parse_args()
     documents = read_tokens(asked.tokens, asked.warm_tokens + asked.measured_tokens)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not take the core from those that read
-    os.environ["OMP_NUM_THREADS"] = str(asked.threads)
+    os.environ.update({**environment, **os.environ, "OMP_NUM_THREADS": str(asked.threads)})
     start = perf_counter()
     engine = load(asked)
     if asked.advice != "normal":

@@ -45,4 +45,4 @@ def _mapped_experts(model: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(protocol.main("transformers_mmap", protocol.declare_products, load))
+    raise SystemExit(protocol.main("transformers_mmap", protocol.declare_products, load, protocol.TORCH_ENVIRONMENT))
