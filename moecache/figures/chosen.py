@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from moecache.figures.style import FAINT, INK, Look, look_up, need_columns, new_figure, stamp, styled
+from moecache.figures.style import FAINT, INK, Look, legend_handles, look_up, need_columns, new_figure, stamp, styled
 
 ADMISSION_STYLES = {
     "none": Look("#0072B2", "o", "-"),
@@ -117,7 +117,6 @@ def effect_forest(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool
         axes.tick_params(axis="y", length=0)
         axes.grid(True, axis="x")
     figure.supxlabel("Change of the loss, thousandths of a nat a token", fontsize=10)
-    handles = [Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=name) for name, look in looks.items()]
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(settings), 4), labelcolor=FAINT)
+    figure.legend(handles=legend_handles(looks), loc="outside upper center", ncols=min(len(settings), 4), labelcolor=FAINT)
     stamp(panels[-1], kind, is_quick)
     return figure

@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
-from moecache.figures.style import FAINT, INK, Look, need_columns, new_figure, stamp, styled
+from moecache.figures.style import FAINT, INK, Look, legend_handles, need_columns, new_figure, stamp, styled
 
 LOOKS = {"heavy": Look("#D55E00", "s"), "light": Look("#0072B2", "o")}
 NEEDED = ("model", "rank", "stand_in", "heavy", "heavy_low", "heavy_high", "light", "light_low", "light_high", "ratio")
@@ -51,11 +50,8 @@ def heavy_and_light(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bo
         axes.set_title(model, loc="left")
     panels[-1].set_xlabel("Loss over the exact model, thousandths of a nat a token, with 95 % interval")
     stamp(panels[0], kind, is_quick)
-    handles = [
-        Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=label)
-        for look, label in ((LOOKS["heavy"], "one heavy call"), (LOOKS["light"], "light calls of equal summed weight"))
-    ]
-    figure.legend(handles=handles, loc="outside lower right", ncols=2, handletextpad=0.3)
+    looks = {"one heavy call": LOOKS["heavy"], "light calls of equal summed weight": LOOKS["light"]}
+    figure.legend(handles=legend_handles(looks), loc="outside lower right", ncols=2, handletextpad=0.3)
     return figure
 
 

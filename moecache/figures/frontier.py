@@ -13,7 +13,19 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from moecache.figures.style import FAINT, FAMILY_STYLES, GRID, INK, Look, look_up, need_columns, new_figure, stamp, styled
+from moecache.figures.style import (
+    FAMILY_STYLES,
+    GRID,
+    INK,
+    Look,
+    legend_handles,
+    look_up,
+    need_columns,
+    new_figure,
+    open_handle,
+    stamp,
+    styled,
+)
 
 RANK_LOOKS = {
     "only this rank is substituted": FAMILY_STYLES["one rank"],
@@ -124,9 +136,7 @@ def loss_by_count_and_mass(table: pd.DataFrame, *, kind: str = "MEASURED", is_qu
         for axes, (column, words) in zip(row, sides.items(), strict=True):
             _draw_rules(axes, pd.DataFrame(drawn[drawn["model"] == model]), column, looks)
             _logarithmic(axes, words, f"{model}\nPerplexity increase, %" if axes is row[0] else "", is_log=False)
-    _legend(
-        figure, looks, [Line2D([], [], color=FAINT, marker="o", markerfacecolor="white", ls="", label="open: substitutes first choices")]
-    )
+    _legend(figure, looks, [open_handle("open: substitutes first choices")])
     stamp(panels[0, 1], kind, is_quick)
     return figure
 
@@ -170,5 +180,4 @@ def _plain(value: float, _: int) -> str:
 
 
 def _legend(figure: Figure, looks: dict[str, Look], more: list[Line2D] | None = None) -> None:
-    handles = [Line2D([], [], color=look.colour, marker=look.marker, ls="", label=name) for name, look in looks.items()]
-    figure.legend(handles=handles + (more or []), loc="outside lower center", ncols=3, handletextpad=0.3, labelcolor=INK)
+    figure.legend(handles=legend_handles(looks) + (more or []), loc="outside lower center", ncols=3, handletextpad=0.3, labelcolor=INK)

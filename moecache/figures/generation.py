@@ -10,9 +10,8 @@ from collections.abc import Mapping
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from moecache.figures.style import FAINT, FAMILY_STYLES, Look, look_up, need_columns, new_figure, stamp, styled
+from moecache.figures.style import FAINT, FAMILY_STYLES, Look, legend_handles, look_up, need_columns, new_figure, stamp, styled
 
 STYLES: Mapping[str, Look] = {**FAMILY_STYLES, "chosen policy": Look("#888888", "d")}
 
@@ -42,7 +41,7 @@ def agreement_by_mass(points: pd.DataFrame, words: Mapping[str, str], *, kind: s
         axes.set_title(words[task], loc="left")
         axes.set_xlabel("Substituted gate mass (mean a step)")
     panels[0].set_ylabel("Agreement up to the\nfirst difference, %")
-    figure.legend(handles=_handles(looks), loc="outside lower center", ncols=3, handletextpad=0.3)
+    figure.legend(handles=legend_handles(looks), loc="outside lower center", ncols=3, handletextpad=0.3)
     stamp(panels[-1], kind, is_quick)
     return figure
 
@@ -94,7 +93,3 @@ def mass_by_problem(
     panels[0].invert_yaxis()
     stamp(panels[-1], kind, is_quick)
     return figure
-
-
-def _handles(looks: Mapping[str, Look]) -> list[Line2D]:
-    return [Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=family) for family, look in looks.items()]

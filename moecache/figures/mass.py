@@ -9,10 +9,21 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from moecache.figures.style import FAINT, FAMILY_STYLES, INK, Look, look_up, need_columns, new_figure, stamp, styled
+from moecache.figures.style import (
+    FAINT,
+    FAMILY_STYLES,
+    INK,
+    Look,
+    legend_handles,
+    look_up,
+    need_columns,
+    new_figure,
+    open_handle,
+    stamp,
+    styled,
+)
 
 PREDICTORS = {
     "substituted_mass": "Substituted gate mass (mean a step)",
@@ -51,9 +62,8 @@ def loss_by_predictor(points: pd.DataFrame, *, kind: str = "MEASURED", is_quick:
         row[0].set_ylabel(f"{model}\nPerplexity increase, %")
     for axes, words in zip(panels[-1], PREDICTORS.values(), strict=True):
         axes.set_xlabel(words.replace(" (", "\n("))
-    handles = [Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=family) for family, look in looks.items()]
-    handles.append(Line2D([], [], color=FAINT, marker="o", markerfacecolor="white", linestyle="", label="open: substitutes first choices"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, handletextpad=0.3)
+    open_one = open_handle("open: substitutes first choices")
+    figure.legend(handles=[*legend_handles(looks), open_one], loc="outside lower center", ncols=3, handletextpad=0.3)
     stamp(panels[0, -1], kind, is_quick)
     return figure
 

@@ -10,10 +10,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from moecache.figures.style import FAINT, INK, Look, look_up, need_columns, new_figure, stamp, styled
+from moecache.figures.style import FAINT, INK, Look, legend_handles, look_up, need_columns, new_figure, stamp, styled
 
 CONTENDER_STYLES = {
     "waiting": Look("#444444", "|", (0, (1, 1))),
@@ -63,8 +62,7 @@ def loss_by_waited(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: boo
             axes.set_title(f"{bits} bits, {budget:.0%}", loc="left", fontsize=9)
     figure.supxlabel("Waited for, thousands of bytes a token (left edge: nothing)", fontsize=10)
     figure.supylabel("Loss, thousandths of a nat a token", fontsize=10)
-    handles = [Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=name) for name, look in looks.items()]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3, labelcolor=FAINT)
+    figure.legend(handles=legend_handles(looks), loc="outside upper center", ncols=3, labelcolor=FAINT)
     stamp(grid[-1, -1], kind, is_quick)
     return figure
 

@@ -23,9 +23,11 @@ from moecache.figures.style import (
     FAMILY_STYLES,
     INK,
     Look,
+    legend_handles,
     look_up,
     need_columns,
     new_figure,
+    open_handle,
     spread,
     stamp,
     styled,
@@ -226,12 +228,9 @@ def _label_points(axes: Axes, drawn: pd.DataFrame) -> None:
 
 
 def _mass_legend(axes: Axes, looks: dict[str, Look], drawn: pd.DataFrame) -> None:
-    handles = [Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=family) for family, look in looks.items()]
-    if np.any(drawn["first_choice_fraction"].to_numpy() > 0.0):
-        handles.append(
-            Line2D([], [], color=FAINT, marker="o", markerfacecolor="white", linestyle="", label="open: substitutes first choices")
-        )
-    axes.figure.legend(handles=handles, loc="outside lower center", ncols=3, handletextpad=0.3)  # type: ignore[union-attr]
+    has_open = np.any(drawn["first_choice_fraction"].to_numpy() > 0.0)
+    more = [open_handle("open: substitutes first choices")] if has_open else []
+    axes.figure.legend(handles=legend_handles(looks) + more, loc="outside lower center", ncols=3, handletextpad=0.3)  # type: ignore[union-attr]
 
 
 def _percent(increase: float) -> str:

@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
-from moecache.figures.style import FAINT, Look, need_columns, new_figure, stamp, styled
+from moecache.figures.style import FAINT, Look, legend_handles, need_columns, new_figure, stamp, styled
 
 LOOKS = (
     Look("#D55E00", "D", "-"),
@@ -147,8 +146,5 @@ def _draw_groups(axes: Axes, rows: pd.DataFrame, outer: str, inner: str) -> None
         place += 0.6
     axes.set_xticks(ticks, labels)
     _loss_axis(axes, rows)
-    handles = [
-        Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=f"rank {name}" if inner == "rank" else str(name))
-        for name, look in looks.items()
-    ]
-    axes.legend(handles=handles, **BELOW, ncols=3)
+    named = {f"rank {name}" if inner == "rank" else str(name): look for name, look in looks.items()}
+    axes.legend(handles=legend_handles(named), **BELOW, ncols=3)

@@ -14,7 +14,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from moecache.figures.style import FAINT, FAMILY_STYLES, Look, look_up, need_columns, new_figure, stamp, styled
+from moecache.figures.style import (
+    FAINT,
+    FAMILY_STYLES,
+    Look,
+    legend_handles,
+    look_up,
+    need_columns,
+    new_figure,
+    open_handle,
+    stamp,
+    styled,
+)
 from moecache.figures.traces import SOURCE_COLOURS, SOURCE_MARKERS
 
 PARTS = {"compute_ms": ("computing", "#bbbbbb"), "waiting_ms": ("waiting for fetches", "#0072B2"), "stall_ms": ("stalls", "#D55E00")}
@@ -30,6 +41,13 @@ CONSTANT_WORDS = {
     "link_bytes_per_second": "link rate", "fetch_latency_seconds": "latency of a fetch", "layer_seconds": "fixed time of a layer",
     "device_bytes_per_second": "device's reading rate", "overlap": "overlap",
 }  # fmt: skip
+
+
+def label_times(figure: Figure, panels: Sequence[Axes], words: str) -> None:
+    """Name the axis of ratios that panels share, and tell their lines apart below them."""
+    panels[0].set_ylabel(words)
+    count_in_times(panels[0])
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
 
 def count_in_times(axes: Axes) -> None:
@@ -112,10 +130,7 @@ def speed_up_by_link_rate(
         axes.set_xlabel("Link, GB/s")
         axes.set_title(panel, loc="left", pad=8, fontsize=9)
         axes.grid(True, axis="y")
-    panels[0].set_ylabel("Speed-up over fetching every miss")
-    count_in_times(panels[0])
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    label_times(figure, panels, "Speed-up over fetching every miss")
     stamp_figure(figure, kind, is_quick)
     return figure
 
@@ -195,9 +210,8 @@ def time_by_mass(frame: pd.DataFrame, *, names: Sequence[str] = (), kind: str = 
         axes.set_title(machine_words(machine), loc="left", pad=8, fontsize=9)
         axes.grid(True, axis="both", which="both")
     panels[0].set_ylabel("ms a token")
-    handles = [Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=family) for family, look in looks.items()]
-    open_one = Line2D([], [], color=FAINT, marker="o", markerfacecolor="white", linestyle="", label="open: decayed count, admission")
-    figure.legend(handles=[*handles, open_one], loc="outside lower center", ncols=3, handletextpad=0.3)
+    open_one = open_handle("open: decayed count, admission")
+    figure.legend(handles=[*legend_handles(looks), open_one], loc="outside lower center", ncols=3, handletextpad=0.3)
     stamp_figure(figure, kind, is_quick)
     return figure
 

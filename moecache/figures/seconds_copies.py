@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from moecache.figures.seconds import count_in_times, draw_lines, machine_words, stamp_figure
+from moecache.figures.seconds import count_in_times, draw_lines, label_times, machine_words, stamp_figure
 from moecache.figures.style import FAINT, INK, need_columns, new_figure, stamp, styled
 from moecache.figures.traces import SOURCE_COLOURS, SOURCE_MARKERS
 
@@ -81,10 +81,7 @@ def time_by_accuracy(frame: pd.DataFrame, points: pd.DataFrame | None = None, *,
         axes.set_xlabel("Predictions that come true")
         axes.set_title(panel, loc="left", pad=8, fontsize=9)
         axes.grid(True, axis="both")
-    panels[0].set_ylabel("Time / time without prefetching")
-    count_in_times(panels[0])
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    label_times(figure, panels, "Time / time without prefetching")
     stamp_figure(figure, kind, is_quick)
     return figure
 

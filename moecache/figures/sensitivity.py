@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator
 
-from moecache.figures.style import FAINT, INK, Look, need_columns, new_figure, stamp, styled
+from moecache.figures.style import FAINT, INK, Look, legend_handles, need_columns, new_figure, stamp, styled
 
 LOOKS = (Look("#0072B2", "o"), Look("#D55E00", "s"), Look("#009E73", "^"), Look("#CC79A7", "D"))
 LINEAR_BELOW = 10.0
@@ -64,11 +64,8 @@ def change_forest(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool
     axes.set_xlabel("Change of the loss, thousandths of a nat a token")
     axes.tick_params(axis="y", length=0)
     axes.grid(True, axis="x")
-    handles = [
-        Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=name) for name, look in zip(series, LOOKS, strict=False)
-    ]
-    handles.append(Line2D([], [], color=FAINT, marker="x", linestyle="", label="inert: changed no decision"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=2)
+    inert = Line2D([], [], color=FAINT, marker="x", linestyle="", label="inert: changed no decision")
+    figure.legend(handles=[*legend_handles(dict(zip(series, LOOKS, strict=False))), inert], loc="outside lower center", ncols=2)
     stamp(axes, kind, is_quick)
     return figure
 

@@ -17,6 +17,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 KINDS = ("MEASURED", "SIMULATED", "ESTIMATED")
 WIDTH_INCHES = 7.2
@@ -140,6 +141,16 @@ def look_up(styles: Mapping[str, Look], names: Iterable[str], what: str) -> dict
             f"{', '.join(map(repr, styles))}: use one of them or add a row to moecache/figures/style.py"
         )
     return {str(name): styles[str(name)] for name in names}
+
+
+def legend_handles(looks: Mapping[str, Look]) -> list[Line2D]:
+    """Return a legend's handle for each name: its colour and marker, without a line."""
+    return [Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=name) for name, look in looks.items()]
+
+
+def open_handle(words: str) -> Line2D:
+    """Return a legend's handle that says what an open point means."""
+    return Line2D([], [], color=FAINT, marker="o", markerfacecolor="white", linestyle="", label=words)
 
 
 def need_columns(frame: Any, columns: Iterable[str]) -> None:
