@@ -1,4 +1,4 @@
-"""The private names of transformers that have to do with checkpoints: the second of two such files, beside `hf_internals`.
+"""The private names of transformers that have to do with checkpoints: the second of two such places, beside `hf_internals`.
 
 Two things are needed. First, a model without its experts: their parameters are taken out before weights are loaded, so that the library
 neither allocates nor reads them. Second, where each key of a checkpoint goes: checkpoints name and cut tensors as their authors did, the
