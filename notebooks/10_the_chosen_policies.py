@@ -32,8 +32,8 @@ lru_hit_rate = 0.915  # the second capacity is the fewest slots where LRU hits t
 timed_layers = 2  # this and the next five: chapter 09's parameters, whose seconds are shown
 timed_hidden_size = 512  # of the widened model
 timed_expert_width = 64  # of its experts
-timed_warm_tokens = 24  # tokens that do not count
-timed_tokens = 48  # tokens that count
+timed_warm_tokens = 12  # tokens that do not count
+timed_tokens = 36  # tokens that count
 timed_gigabytes_per_second = [0.05, 0.2, 1.0]  # rates of the emulated links
 
 # %%

@@ -179,7 +179,7 @@ def test_the_numbers_of_the_prose_are_those_of_the_frames(frames):
     assert found["fetch_ms"] == pytest.approx(1e3 * disk["fetch every miss"])
     assert found["floor_ms"] == pytest.approx(1e3 * 2 * (LAYER + 8 * EXPERT))
     assert found["quality_ratio"] == pytest.approx(found["fetch_ms"] / found["quality_ms"])
-    assert found["num_within"] == found["num_link_predictions"] == 18
+    assert found["num_within"] == found["num_within_median"] == found["num_link_predictions"] == 18
     assert found["num_equal"] == found["num_predicted"] == 24
     assert found["read_ratio"] == pytest.approx(0.9)
     assert found["num_tokens"] == 24

@@ -147,6 +147,7 @@ def _error_values(predicted: pd.DataFrame) -> dict[str, Any]:
     for name, error in errors.items():
         found |= {f"{name}_error_low": error.min(), f"{name}_error_high": error.max(), f"{name}_error_median": error.abs().median()}
     found |= {"num_within": int((errors["link"].abs() <= ASKED_ERROR).sum()), "num_link_predictions": len(errors["link"])}
+    found["num_within_median"] = int((on_links(predicted)["error_fraction_median"].abs() <= ASKED_ERROR).sum())
     return found | {"asked_error": ASKED_ERROR, "most_late": on_links(predicted)["late_fraction"].max()}
 
 
