@@ -128,18 +128,9 @@ def load_or_run(
 
 
 def find(
-    experiment: str,
-    parameters: Mapping[str, Any],
-    function: Callable[[], pd.DataFrame],
-    *,
-    inputs: Mapping[str, str] | None = None,
+    experiment: str, parameters: Mapping[str, Any], function: Callable[[], pd.DataFrame], *, inputs: Mapping[str, str] | None = None
 ) -> Result | None:
-    """Return the table of an experiment where it is there already, as `load_or_run` would; nothing is measured.
-
-    Returns
-    -------
-    Result or None
-    """
+    """Return what `load_or_run` would return where it is there already, and None where it is not; nothing is measured."""
     found = _found(describe(experiment, parameters, inputs), _code_of(function))
     return None if found is None else _noted(found)
 

@@ -109,14 +109,12 @@ def measure_rounds(
     ----------
     size : of one expert; a block is one expert in bfloat16.
     num_rounds, pause_seconds : rounds, and the rest between two.
-    seconds_each : of each part in memory, in a round.
-    num_blocks : blocks read from the disk for each of its three parts, in a round.
+    seconds_each, num_blocks : of each part in memory, and blocks read for each part of the disk, in a round.
     directory, file_bytes : where the scratch file goes (None: the system's temporary folder), and how large it is.
 
     Returns
     -------
-    DataFrame
-        `round`, `at_seconds` (since the first round), `part`, `num_units`, `unit_bytes`, `unit_seconds`.
+    DataFrame : `round`, `at_seconds` (since the first round), `part`, `num_units`, `unit_bytes`, `unit_seconds`.
 
     Raises
     ------

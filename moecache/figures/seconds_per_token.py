@@ -6,16 +6,16 @@ This module does not know how anything was timed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from moecache.figures.seconds import count_in_times, stamp_figure
-from moecache.figures.style import FAINT, INK, Look, look_up, need_columns, new_figure, styled
+from moecache.figures.style import FAINT, INK, Look, legend_handles, look_up, need_columns, new_figure, open_handle, styled
 
 PARTS = {
     "rest_seconds_per_token": ("head", "#f0e442"),
@@ -112,6 +112,22 @@ def ratio_by_link(
     axes = figure.subplots()
     axes.axhspan(*band, color="#eeeeee", zorder=0)
     axes.plot(formula["bytes_per_second"] / 1e9, formula["ratio"], color=INK, linewidth=1.2)
+    _draw_points(axes, points, looks)
+    axes.set_xscale("log")
+    axes.set_yscale("log", base=2)
+    count_in_times(axes)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set(xlabel="Link, GB/s", ylabel="Times as fast as fetching every miss")
+    axes.grid(True, axis="both")
+    line = Line2D([], [], color=INK, linewidth=1.2, label="1 + W / T (ESTIMATED)")
+    figure.legend(handles=[*legend_handles(looks), open_handle("open: the disk"), line], loc="outside lower center", ncols=3)
+    stamp_figure(figure, kind, is_quick)
+    return figure
+
+
+def _draw_points(axes: Axes, points: pd.DataFrame, looks: dict[str, Look]) -> None:
+    """Ratios with their intervals, policies a little apart; those of the disk are open."""
     shifts = np.exp(np.linspace(-0.06, 0.06, len(looks)))
     for (policy, look), shift in zip(looks.items(), shifts, strict=True):
         for is_disk, rows in points[points["policy"] == policy].groupby("is_disk"):
@@ -120,21 +136,6 @@ def ratio_by_link(
                 rows["link_bytes_per_second"] / 1e9 * shift, rows["ratio"], yerr=bars, fmt=look.marker, color=look.colour, markersize=6,
                 markerfacecolor="white" if is_disk else look.colour, elinewidth=1.1,
             )  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_yscale("log", base=2)
-    count_in_times(axes)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set(xlabel="Link, GB/s", ylabel="Times as fast as fetching every miss")
-    axes.grid(True, axis="both")
-    handles = [Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=name) for name, look in looks.items()]
-    handles += [
-        Line2D([], [], color=FAINT, marker="o", markerfacecolor="white", linestyle="", label="open: the disk"),
-        Line2D([], [], color=INK, linewidth=1.2, label="1 + W / T (ESTIMATED)"),
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    stamp_figure(figure, kind, is_quick)
-    return figure
 
 
 @styled
@@ -171,8 +172,6 @@ def predicted_by_measured(frame: pd.DataFrame, share: float, *, kind: str = "MEA
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else ""))
     axes.grid(True, axis="both")
-    handles: list[Any] = [Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=name) for name, look in looks.items()]
-    handles.append(Line2D([], [], color=FAINT, marker="o", markerfacecolor="white", linestyle="", label="open: the disk"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=4)
+    figure.legend(handles=[*legend_handles(looks), open_handle("open: the disk")], loc="outside lower center", ncols=4)
     stamp_figure(figure, kind, is_quick)
     return figure
