@@ -19,8 +19,8 @@ from moecache.figures.style import FAINT, INK, Look, legend_handles, look_up, ne
 
 PARTS = {
     "rest_seconds_per_token": ("head", "#f0e442"),
-    "dense_seconds_per_token": ("dense layers", "#d9d9d9"),
-    "experts_seconds_per_token": ("experts", "#8c8c8c"),
+    "dense_seconds_per_token": ("dense layers", "#bdbdbd"),
+    "experts_seconds_per_token": ("experts", "#7f7f7f"),
     "routing_seconds_per_token": ("routing", "#CC79A7"),
     "overhead_seconds_per_token": ("keeping books", "#882255"),
     "waiting_seconds_per_token": ("waiting", "#0072B2"),
@@ -62,7 +62,7 @@ def time_parts(frame: pd.DataFrame, titles: Sequence[str] = (), *, kind: str = "
         rows = 1e3 * pd.DataFrame(frame[frame["link"] == link]).set_index("policy").loc[policies, [*PARTS, *whole]]
         left = np.zeros(len(policies))
         for part, (_, colour) in PARTS.items():
-            axes.barh(range(len(policies)), rows[part], left=left, color=colour, height=0.65)
+            axes.barh(range(len(policies)), rows[part], left=left, color=colour, height=0.65, edgecolor="white", linewidth=0.4)
             left += rows[part].to_numpy()
         middle, low, high = (rows[name].to_numpy() for name in whole)
         axes.errorbar(middle, range(len(policies)), xerr=[middle - low, high - middle], fmt="none", ecolor=INK, elinewidth=1.0, capsize=2)
