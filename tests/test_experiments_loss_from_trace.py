@@ -101,6 +101,12 @@ def test_too_few_policies_are_not_judged(measured: pd.DataFrame, fits: judging.F
     assert judging.decisions([judging.judge(few, fits, experiment.EVICTION, 300)])[experiment.EVICTION][:2] == ("not judged", "not judged")
 
 
+def test_two_documents_of_one_name_stay_two(measured: pd.DataFrame, fits: judging.Fits) -> None:
+    first, second = measured[measured["half"] == judging.FITTED]["document"].unique()[:2]
+    again = judging.fit_models(measured.replace({"document": {second: first}}), SHAPE, 60)
+    assert again.chosen.summary() == fits.chosen.summary()
+
+
 def test_joined_rows_have_the_simulators_view_and_the_emulators_loss(measured: pd.DataFrame) -> None:
     rows = measured[measured["novelty"] == experiment.CAPACITY].drop(columns="seconds").reset_index(drop=True)
     seen = rows[["policy", "num_slots", "substituted_mass", *(str(c) for c in rows if str(c).startswith(("squared_", "log_age_")))]].copy()

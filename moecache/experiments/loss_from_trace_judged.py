@@ -80,7 +80,7 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
 
 def fit_models(rows: pd.DataFrame, shape: ModelShape, num_draws: int) -> Fits:
     """Fit to the emulator's rows of the list, first half."""
-    listed = rows[(rows["novelty"] == FAMILY) & (rows["half"] == FITTED)]
+    listed = stats.unique_documents(rows[(rows["novelty"] == FAMILY) & (rows["half"] == FITTED)])
     few = 10  # draws of models whose intervals nobody looks at
 
     def without(family: str, form: str | None, draws: int) -> QualityModel:
