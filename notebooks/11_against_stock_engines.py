@@ -60,7 +60,7 @@ options = stock.Options(thread_counts, read_ahead_kib)
 # %% tags=["hide-input"]
 chapters.values(model=model_name, **words.sizes(text))
 if agreement_tokens:
-    agreement = stock.agreement(text, engine_names, agreement_tokens)
+    agreement = stock.agreement(text, engine_names, cells, agreement_tokens)
     chapters.show_table(words.agreement_table(agreement), digits=2)
     chapters.values(agreement_words=words.agreement_words(agreement))
 else:

@@ -416,3 +416,26 @@ def test_the_figure_has_a_panel_for_each_cap_and_marks_what_was_killed():
     assert not any(KILLED in text.get_text() for text in shown[1].texts)
     with pytest.raises(ValueError, match="nothing to draw"):
         rates_by_cap(stock_report.rates(world({LLAMA: 0.0})))
+
+
+def agreeing(**changes) -> pd.DataFrame:
+    """Rows of `stock_agreement.measure` for engines that agree."""
+    same = {"bits": 16, "num_tokens": 64, "max_kl_nats": 0.0, "same_top_fraction": 1.0, "mean_reference_logit": 1.0}
+    ours = {**same, "engine": "ours", "mean_kl_nats": 0.0, "max_difference": 0.0, "is_equal": True, "must_be_equal": True}
+    llama = {**same, "engine": "llama_cpp", "mean_kl_nats": 0.002, "max_difference": 0.1, "is_equal": False, "must_be_equal": False}
+    return pd.DataFrame([ours, llama | changes])
+
+
+def test_engines_that_compute_another_model_are_not_timed(machine, monkeypatch):
+    answers = [agreeing(), agreeing(mean_kl_nats=0.3)]
+    asked = []
+    monkeypatch.setattr(stock.stock_agreement, "measure", lambda **given: (asked.append(given), answers[len(asked) - 1])[1])
+    found = stock.agreement(TEXT, [LLAMA, FETCHING, RULE], [SMALL, Cell(4, 0.4)], 64)
+    assert asked[0]["modules"] == ["llama_cpp", "ours"]  # a program once, whatever its policies
+    assert asked[0]["bits"] == [16, 4]
+    table = stock_words_report.agreement_table(found)
+    assert list(table["engine"]) == [FETCHING, LLAMA]
+    assert list(table["logits"]) == ["equal", "differ by up to 0.1"]
+    assert "64 tokens" in stock_words_report.agreement_words(found)
+    with pytest.raises(stock.stock_agreement.DisagreementError, match="llama_cpp"):
+        stock.agreement(TEXT, [LLAMA, FETCHING], [SMALL], 64)

@@ -22,10 +22,10 @@ import pandas as pd
 from tqdm import tqdm
 
 from moecache import results
-from moecache.experiments import inputs, stock_runs
+from moecache.experiments import inputs, stock_agreement, stock_runs
 from moecache.experiments.stock_runs import DEFAULT, RAN, Cell, Choice, Engine, Text
 
-EXPERIMENT, SWEEP_EXPERIMENT, PART = "11_comparison", "11_sweep", "11_run"
+EXPERIMENT, SWEEP_EXPERIMENT, AGREEMENT_EXPERIMENT, PART = "11_comparison", "11_sweep", "11_agreement", "11_run"
 STOCK = "llama.cpp"
 SWEEP_REPEAT = 0  # its document is read by no repeat
 
@@ -198,3 +198,32 @@ def measure(
 
     more = {"sweep_tokens": sweep_tokens, "num_repeats": num_repeats}
     return results.load_or_run(EXPERIMENT, {**asked, **more}, run_all, inputs=hashes).frame, swept
+
+
+def agreement(text: Text, names: Sequence[str], cells: Sequence[Cell], num_tokens: int) -> pd.DataFrame:
+    """See that the engines compute the same model, before any clock is read.
+
+    Returns
+    -------
+    DataFrame : as of `stock_agreement.measure`.
+
+    Raises
+    ------
+    DisagreementError : an engine computes another model.
+    StockError : one that is not installed, or fails.
+    """
+    engines = engines_named(names)
+    asked = {
+        **dict(zip(("model_name", "hidden_size", "expert_width"), text[:3], strict=True)),
+        "modules": list(dict.fromkeys(engine.module for engine in engines)),
+        "num_tokens": num_tokens,
+        "bits": sorted({cell.bits for cell in cells}, reverse=True),
+    }
+
+    def run() -> pd.DataFrame:
+        stock_runs.check_installed(engines)
+        return stock_agreement.measure(**asked)
+
+    found = results.load_or_run(AGREEMENT_EXPERIMENT, asked, run, inputs=inputs.reference_inputs(text.model_name)).frame
+    stock_agreement.check(found)
+    return found

@@ -24,6 +24,7 @@ from moecache.experiments.stock_runs import MEBIBYTE, Text
 
 FETCHING = "moecache, fetch every miss"
 POLICIES = [engine.policy for engine in ENGINES.values() if engine.policy and engine.name != FETCHING]
+PROGRAM_WORDS = {"llama_cpp": STOCK, "accelerate_offload": "accelerate, disk offload", "ours": FETCHING}
 QUALITY_EXPERIMENTS = ("10_chosen_policies", "04_misses_that_matter")  # the first that has a model and policy is shown
 
 
@@ -39,6 +40,35 @@ def sizes(text: Text) -> dict[str, float]:
         "top_k": shape.top_k,
         "num_cores": os.cpu_count() or 1,
     }
+
+
+def agreement_table(found: pd.DataFrame) -> pd.DataFrame:
+    """Agreement with plain transformers as a page shows it."""
+    return pd.DataFrame(
+        {
+            "engine": [PROGRAM_WORDS.get(program, program) for program in found["engine"]],
+            "bits": found["bits"],
+            "tokens": found["num_tokens"],
+            "mean KL, nats": found["mean_kl_nats"],
+            "largest KL": found["max_kl_nats"],
+            "same top token": [f"{100 * share:.1f} %" for share in found["same_top_fraction"]],
+            "logits": ["equal" if is_equal else f"differ by up to {most:.2g}" for is_equal, most in _pairs(found)],
+        }
+    )
+
+
+def _pairs(found: pd.DataFrame) -> list[tuple[bool, float]]:
+    return [(bool(row["is_equal"]), float(row["max_difference"])) for row in found.to_dict("records")]
+
+
+def agreement_words(found: pd.DataFrame) -> str:
+    """What the check was, in a sentence."""
+    others = ", or a mean KL divergence below 0.01 nats for an engine with products of its own" if not found["must_be_equal"].all() else ""
+    return (
+        f"Before any clock is read their logits are compared with plain transformers on {found['num_tokens'].iloc[0]} tokens. With 16 bits "
+        f"they must be equal{others}; otherwise nothing is timed. With 4 bits each engine rounds by its own rule, and the figures say what "
+        "that costs."
+    )
 
 
 def cap_words(frame: pd.DataFrame) -> str:
