@@ -12,7 +12,7 @@
 # No difference at all where the same numbers meet the same kernel: the same decisions, and logits that are equal to the last bit. Two
 # exceptions are known beforehand. A model that reads a text in one pass rounds otherwise than token by token, so that calls that hang
 # on less than that rounding (*near ties*) may be decided otherwise. And the runtime multiplies by the transposed matrices of gpt_oss in
-# another way than the library's grouped product does.
+# another way than the library's grouped product does: there 1e-5 is allowed (the design, after a first trial, had asked for 1e-6).
 #
 # This is a check, not a test of a hypothesis: there is no sample to draw from, and one disagreement is one too many.
 

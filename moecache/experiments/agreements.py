@@ -132,7 +132,7 @@ def row(case: Case, comparison: str, policy: Policy, run: Run, **found: float) -
     decisions that differ (calls, arrivals, steps with another substituted mass), `allowed` how many may, and `largest_difference` is
     that of logits, NaN where none are compared; `bound` is what it may be.
     """
-    assert run.decisions is not None
+    log = _log(run)
     is_transposed = hf_internals.is_transposed(hf_internals.moe_layers(case.model)[0].experts)
     bounds = {**LOGIT_BOUNDS, **(TRANSPOSED_BOUNDS if is_transposed else {})}
     return {
@@ -142,14 +142,19 @@ def row(case: Case, comparison: str, policy: Policy, run: Run, **found: float) -
         "num_slots": int(run.num_slots[0]),
         "num_layers": run.shape.num_layers,
         "num_tokens": len(run.document_start),
-        "num_calls": run.decisions.outcome.size,
-        "num_misses": run.decisions.outcome.size - run.decisions.count(Outcome.HIT),
+        "num_calls": log.outcome.size,
+        "num_misses": log.outcome.size - log.count(Outcome.HIT),
         "differing": 0,
         "allowed": 0,
         "largest_difference": np.nan,
         "bound": bounds.get(comparison, 0.0),
         **found,
     }
+
+
+def _log(run: Run) -> DecisionLog:
+    assert run.decisions is not None
+    return run.decisions
 
 
 def num_differing(one: DecisionLog, other: DecisionLog) -> int:
@@ -186,7 +191,7 @@ def _replay_rows(case: Case, policies: Sequence[Policy]) -> list[dict[str, Any]]
     with tempfile.TemporaryDirectory() as folder:
         logs = replay_in_new_process(traces, policies, case.num_slots, Path(folder))
     return [
-        row(case, REPLAY, policy, run, differing=num_differing(run.decisions, log))
+        row(case, REPLAY, policy, run, differing=num_differing(_log(run), log))
         for policy, run, log in zip(policies, runs, logs, strict=True)
     ]
 
@@ -204,17 +209,17 @@ def _stepped_rows(case: Case, policy: Policy) -> list[dict[str, Any]]:
             STEP_BY_STEP,
             policy,
             ran,
-            differing=num_differing(ran.decisions, stepped.decisions),
+            differing=num_differing(_log(ran), _log(stepped)),
             largest_difference=_largest(ran.extra["logits"], logits),
         ),
-        row(case, RUNTIME_REPLAY, policy, ran, differing=num_differing(ran.decisions, replayed)),
+        row(case, RUNTIME_REPLAY, policy, ran, differing=num_differing(_log(ran), replayed)),
         row(
             case,
             ORDER,
             policy,
             one_pass,
-            differing=_steps_differing(one_pass.decisions, stepped.decisions),
-            allowed=one_pass.near_ties,
+            differing=_steps_differing(_log(one_pass), _log(stepped)),
+            allowed=one_pass.near_ties or 0,
             largest_difference=_largest(one_pass.extra["logits"], logits),
         ),
     ]
