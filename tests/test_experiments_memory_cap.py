@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ def allocating(num_bytes: int) -> list[str]:
 
 
 def groups() -> list[Path]:
-    return [path for root in memory_cap.ROOTS.values() for path in root.glob("moecache-*")]
+    return [path for root in memory_cap.ROOTS.values() for path in root.glob(f"moecache-{os.getpid()}-*")]
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +114,22 @@ def test_what_a_command_leaves_running_is_ended(tmp_path):
     )
     assert run_capped([sys.executable, "-S", "-c", program], 150 * MB, 60).returncode == 0
     assert not is_alive(int(pids.read_text()))
+
+
+@needs_cap
+def test_a_group_whose_maker_was_killed_is_removed_by_the_next():
+    program = "from moecache.experiments.memory_cap import run_capped; run_capped(['sleep', '600'], None, 600)"
+    maker = subprocess.Popen([sys.executable, "-c", program])
+    root = next(root for version, root in memory_cap.ROOTS.items() if version == memory_cap._version())
+    while not (made := list(root.glob(f"moecache-{maker.pid}-*/cgroup.procs"))) or not made[0].read_text().split():
+        assert maker.poll() is None
+        time.sleep(0.05)
+    maker.kill()
+    maker.wait()
+    pids = made[0].read_text().split()
+    assert run_capped(["true"], None, 60).returncode == 0
+    assert not made[0].exists()
+    assert not any(is_alive(int(pid)) for pid in pids)
 
 
 def test_a_machine_that_cannot_cap_says_why(monkeypatch, tmp_path):

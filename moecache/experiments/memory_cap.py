@@ -242,9 +242,19 @@ def _new_group() -> Iterator[_Group]:
             (ROOTS[2] / "cgroup.subtree_control").write_text("+memory")
         except OSError as fault:
             raise MemoryCapError(f"{ROOTS[2]} hands no memory controller to new groups ({fault}); run outside a container") from fault
-    group = _Group(Path(tempfile.mkdtemp(prefix="moecache-", dir=ROOTS[version])), version)
+    _remove_left_over(version)
+    group = _Group(Path(tempfile.mkdtemp(prefix=f"moecache-{os.getpid()}-", dir=ROOTS[version])), version)
     try:
         yield group
     finally:
         group.kill()
         group.remove()
+
+
+def _remove_left_over(version: int) -> None:
+    """End and remove groups whose maker was killed before it could."""
+    for folder in ROOTS[version].glob("moecache-*-*"):
+        if not Path("/proc", folder.name.split("-")[1]).exists():
+            group = _Group(folder, version)
+            group.kill()
+            group.remove()
