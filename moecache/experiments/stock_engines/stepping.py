@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -38,10 +38,7 @@ class Stepped:
         torch.set_num_threads(asked.threads)
         self._model, self._cache, self.stats = model, None, stats
         self._keyword = hf_internals.cache_keyword(model)
-        self._kernels = ExitStack()
-        self._kernels.enter_context(torch.inference_mode())
-        if not asked.onednn:
-            self._kernels.enter_context(without_onednn())
+        self._kernels = nullcontext if asked.onednn else without_onednn
         self.versions = {"torch": torch.__version__, "transformers": transformers.__version__, **(versions or {})}
         self.settings = {"dtype": str(model.dtype).removeprefix("torch."), "onednn": asked.onednn, **(settings or {})}
 
@@ -51,6 +48,7 @@ class Stepped:
 
     def step(self, token_id: int) -> NDArray[np.float32]:
         """Logits [V] of the token after this one."""
-        output = self._model(input_ids=torch.tensor([[token_id]]), use_cache=True, **{self._keyword: self._cache})
+        with torch.inference_mode(), self._kernels():
+            output = self._model(input_ids=torch.tensor([[token_id]]), use_cache=True, **{self._keyword: self._cache})
         self._cache = hf_internals.decoding_cache(output)
         return output.logits[0, -1].to(torch.float32).numpy()
