@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ from tiny_models import documents, qwen3_next
 
 from moecache import claims
 from moecache.claims import State
-from moecache.experiments import composition, composition_report, rank_or_weight, rank_or_weight_report
+from moecache.experiments import composition, composition_report, planned_sites, rank_or_weight, rank_or_weight_report
 from moecache.experiments.planned_sites import block_of
 from moecache.experiments.rank_or_weight_fit_report import explained, left_over
 from moecache.experiments.rank_or_weight_words_report import values
@@ -168,3 +169,15 @@ def test_the_claim_and_the_chapter_decide_by_one_rule(world, state, decision):
     (claim,) = [claim for claim in all_claims if claim.id == "e"]
     (one,) = claims.judge_settings(replace(claim), drawing, world).values()
     assert "mnat a token with mass" in one.evidence
+
+
+def test_blocks_tell_documents_of_one_name_apart(monkeypatch):
+    def measure(model_name, first_document, num_documents, num_warmup_documents):
+        names = ["a.module", f"d{first_document}"][:num_documents]
+        return pd.DataFrame([{"model": model_name, "policy": p, "document": d, "cluster": d} for p in ("x", "y") for d in names])
+
+    monkeypatch.setattr(planned_sites.results, "load_or_run", lambda name, asked, run, inputs: SimpleNamespace(frame=run()))
+    monkeypatch.setattr(planned_sites.inputs, "reference_inputs", lambda name: {})
+    rows = planned_sites.stored_blocks("06_test", measure, ["m"], 6, 2, 2, {})
+    assert rows["document"].to_list() == ["a.module", "d2"] * 2 + ["a.module #2", "d4"] * 2
+    assert not rows.duplicated(["policy", "document"]).any()

@@ -25,6 +25,7 @@ from moecache.kernel import Outcome
 from moecache.record import record
 from moecache.reference import held_out_documents, load_model
 from moecache.run import Run
+from moecache.stats import unique_documents
 from moecache.trace import RouterTrace
 
 REGIME = "planned sites, slots as under fetching every miss"
@@ -145,7 +146,7 @@ def stored_blocks(
     Returns
     -------
     DataFrame
-        The rows of all blocks.
+        The rows of all blocks; two documents of one name (of two domains) are told apart.
 
     Raises
     ------
@@ -166,7 +167,7 @@ def stored_blocks(
             }
             found = results.load_or_run(experiment, asked, partial(measure, **asked), inputs=inputs.reference_inputs(model_name))
             frames.append(found.frame)
-    return pd.concat(frames, ignore_index=True)
+    return unique_documents(pd.concat(frames, ignore_index=True))
 
 
 def document_rows(block: Block, run: Run, num_sites: np.ndarray, **facts: Any) -> pd.DataFrame:
