@@ -28,9 +28,9 @@ hidden_size = 512  # of the widened model: the small one's times a power of four
 expert_width = 128  # units of a widened expert
 resident_fractions = [0.5]  # caps in 16 bits: shares of the experts' bytes that fit beside the dense weights and the process
 low_bit_fractions = []  # likewise in 4 bits
-num_repeats = 2  # times that everything is run, each on another text
-warm_tokens = 16  # of each run, decoded first and not timed
-measured_tokens = 32  # of each run
+num_repeats = 1  # times that everything is run, each on another text
+warm_tokens = 8  # of each run, decoded first and not timed
+measured_tokens = 24  # of each run
 process_mebibytes = 768  # of each cap, for interpreter, libraries and activations
 thread_counts = []  # threads tried beforehand for llama.cpp; empty: one a core
 read_ahead_kib = []  # read-ahead of the disk tried beforehand for engines that map files; empty: as it is
@@ -89,7 +89,7 @@ chapters.show_table(report.flags_table(frame))
 # %% [markdown]
 # ## Tokens per second
 #
-# Geometric means over {{num_repeats}} repeats{{interval_words}}; beside each, the peak of its memory as the operating system counts it,
+# {{mean_words}}; beside each, the peak of its memory as the operating system counts it,
 # cached pages included.
 
 # %% tags=["hide-input"]

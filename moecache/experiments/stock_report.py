@@ -174,7 +174,7 @@ def order_words(frame: pd.DataFrame) -> str:
     """Whether the order of the engines is the same in all repeats, in words; swaps of engines within 10 % of each other do not count."""
     repeats = sorted(set(frame["repeat"]))
     if len(repeats) < 2:
-        return "There is one repeat, so nothing can be said about whether the order of the engines holds."
+        return "There is one repeat, so there is no test, and nothing can be said about whether the order of the engines holds."
     swaps = [(cell, *pair) for cell in cells_in(frame) for pair in _swapped(frame[(frame["cell"] == cell) & (frame["outcome"] == RAN)])]
     if not swaps:
         return f"The order of the engines is the same in all {len(repeats)} repeats, in every cap (pairs within 10 % of each other aside)."

@@ -92,10 +92,9 @@ def sweep_words(swept: pd.DataFrame) -> str:
 def values(frame: pd.DataFrame) -> dict[str, Any]:
     """Values of the prose."""
     num_repeats = frame["repeat"].nunique()
-    has_intervals = num_repeats >= FEWEST_FOR_INTERVAL
+    means = f"Geometric means over {num_repeats} repeats" if num_repeats > 1 else "One repeat"
     return {
-        "num_repeats": num_repeats,
-        "interval_words": " with 95 % t-intervals" if has_intervals else " (too few for an interval)",
+        "mean_words": means + (", with 95 % t-intervals" if num_repeats >= FEWEST_FOR_INTERVAL else " (too few for an interval)"),
         "disk_words": disk_words(frame),
         "fitting_words": fitting_words(frame),
     }
