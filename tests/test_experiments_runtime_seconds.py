@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,12 @@ import moecache as mc
 from moecache.cost import estimate_seconds
 from moecache.experiments import runtime_against_accelerate as accelerate
 from moecache.experiments import runtime_curve as measures
+from moecache.experiments.memory_cap import CappedRun
 from moecache.experiments.runtime_checkpoint import MADE_FROM, Geometry, TimedCheckpoint, timed_checkpoint
 from moecache.experiments.runtime_decoding import Decoder
 from moecache.experiments.runtime_reads import PlainReader, compared_reads, demand_groups
 from moecache.experiments.runtime_seconds import ALL_HITS, DISK, Plan, Timed, timed_on_disk, timed_on_links
+from moecache.experiments.stock_engines.protocol import Measured
 from moecache.hardware import Hardware
 from moecache.stores.packed_file import PackedStore
 from moecache.stores.store import open_store
@@ -204,11 +208,48 @@ def test_reads_are_compared_by_their_sums():
     assert found["ratio_plain_second"] == pytest.approx(1 / 3) == pytest.approx(found["ratio_low"])
 
 
-def test_our_engine_runs_in_a_process_of_its_own(checkpoint, text):
-    options = {"cap_bytes": None, "num_slots": 32, "warm_tokens": 3, "measured_tokens": 4, "threads": (1,), "progress": False}
-    runs, logits = accelerate.timed_under_cap(checkpoint, text, engines=("ours",), **options)
-    assert runs[["engine", "outcome", "num_tokens", "threads"]].values.tolist() == [["ours", "ran", 4, 1]]
-    assert logits.empty
+def fake_run(logits: np.ndarray, killed: str = "") -> Callable[..., CappedRun]:
+    """Stands for a process: it writes logits and answers as an engine does, or is killed where the command names `killed`."""
+
+    def run(command: list[str], limit_bytes: int, timeout_seconds: float, env: dict[str, str]) -> CappedRun:
+        assert limit_bytes == 7
+        assert env["OMP_WAIT_POLICY"] == "PASSIVE"
+        assert np.load(command[4]).size == 5
+        if killed and command[2].endswith(killed):
+            return CappedRun(-9, True, 7, 6, "", "one\nlast words", 1.0)
+        engine, threads = command[2].rpartition(".")[2], int(command[command.index("--threads") + 1])
+        np.save(command[command.index("--logits") + 1], logits + (0.5 if engine == "ours" else 0.0))
+        told = Measured(engine, command[3], {}, {}, threads, 1.0, [9.0], [1.0, 1.0, 4.0], read_bytes=12)
+        return CappedRun(0, False, 7, 6, "noise\n" + json.dumps(asdict(told)), "", 1.0)
+
+    return run
+
+
+def test_engines_take_turns_and_their_logits_are_compared(checkpoint, text, monkeypatch):
+    logits = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    options = {"cap_bytes": 7, "num_slots": 32, "warm_tokens": 2, "measured_tokens": 3, "threads": (1, 4), "progress": False}
+    monkeypatch.setattr(accelerate, "run_capped", fake_run(logits))
+    runs, agreement = accelerate.timed_under_cap(checkpoint, text, **options)
+    assert runs[["round", "engine", "threads"]].values.tolist() == [
+        [0, "ours", 1],
+        [0, "accelerate", 1],
+        [1, "ours", 1],
+        [1, "accelerate", 4],
+    ]
+    assert set(runs["outcome"]) == {"ran"}
+    assert runs.loc[0, ["seconds_per_token", "median_seconds", "read_bytes_per_token"]].tolist() == [2.0, 1.0, 4.0]
+    assert agreement.loc[0, "largest_difference"] == pytest.approx(0.5)
+    assert agreement.loc[0, ["same_argmax_share", "mean_kl_nats"]].tolist() == pytest.approx([1.0, 0.0], abs=1e-12)  # a shift of all logits
+
+
+def test_an_engine_that_the_cap_kills_has_no_number(checkpoint, text, monkeypatch):
+    options = {"cap_bytes": 7, "warm_tokens": 2, "measured_tokens": 3, "threads": (1,), "progress": False}
+    monkeypatch.setattr(accelerate, "run_capped", fake_run(np.ones((3, 5), np.float32), killed="accelerate_offload"))
+    runs, agreement = accelerate.timed_under_cap(checkpoint, text, **options)
+    assert runs["outcome"].tolist() == ["ran", "killed by the cap"]
+    assert runs.loc[1, "detail"] == "one\nlast words"
+    assert np.isnan(runs.loc[1, "seconds_per_token"])
+    assert agreement.empty
     assert accelerate.against(runs).empty
     with pytest.raises(ValueError, match="engine='vllm' is unknown"):
         accelerate.timed_under_cap(checkpoint, text, engines=("vllm",), **options)

@@ -122,6 +122,7 @@ def _row(run: CappedRun) -> dict[str, float | int | str | None]:
     ending = "killed by the cap" if run.was_killed_by_cap else "timed out" if run.is_timed_out else "failed"
     row: dict[str, float | int | str | None] = {"peak_bytes": run.peak_bytes, "peak_rss_bytes": run.peak_rss_bytes}
     if run.returncode:
+        row |= dict.fromkeys(("num_tokens", "seconds_per_token", "median_seconds", "load_seconds", "read_bytes_per_token"), np.nan)
         return {"outcome": ending, **row, "detail": "\n".join(run.stderr.strip().splitlines()[-KEPT_LINES:])}
     told = Measured.from_output(run.stdout)
     seconds = np.array(told.seconds)
