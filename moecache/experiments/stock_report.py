@@ -19,6 +19,7 @@ from moecache.experiments.stock_runs import RAN
 from moecache.stats.ratios import Ratio, geometric_mean, paired_ratio
 from moecache.stats.rows import holm_family, tidy_row
 
+NO_RATE = Ratio(np.nan, np.nan, np.nan, np.nan, np.nan, np.nan, 0)
 SAME_RATE = 1.1  # engines that differ by less have no order worth keeping
 FEWEST_FOR_INTERVAL = 3  # with two repeats a t-interval says next to nothing
 UNSHOWN_FLAGS = ("system", "slots")  # llama.cpp's list of instruction sets, and what differs from cap to cap
@@ -61,7 +62,7 @@ def rates(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _summary(runs: pd.DataFrame) -> dict[str, object]:
     ran = runs[runs["outcome"] == RAN]
-    mean = geometric_mean(ran["tokens_per_second"].to_list()) if len(ran) else Ratio(*[np.nan] * 6, 0)
+    mean = geometric_mean(ran["tokens_per_second"].to_list()) if len(ran) else NO_RATE
     has_interval = mean.n >= FEWEST_FOR_INTERVAL
     others = [str(outcome) for outcome in runs["outcome"] if outcome != RAN]
     last = runs.iloc[-1]

@@ -242,5 +242,5 @@ def quality_words(costs: pd.DataFrame) -> str:
     absent = f"Not stored yet: {', '.join(missing)}." if missing else ""
     if costs.empty:
         return absent
-    worst = costs.loc[costs["increase"].astype(float).idxmax()]
+    worst = costs.iloc[int(costs["increase"].to_numpy(float).argmax())]
     return f"The dearest is {worst['policy']} on {worst['model']}: {100 * worst['increase']:.2f} % more perplexity. {absent}".strip()
