@@ -167,7 +167,8 @@ def stored_blocks(
             }
             found = results.load_or_run(experiment, asked, partial(measure, **asked), inputs=inputs.reference_inputs(model_name))
             frames.append(found.frame)
-    return unique_documents(pd.concat(frames, ignore_index=True))
+    rows = pd.concat(frames, ignore_index=True)
+    return unique_documents(rows) if "document" in rows.columns else rows
 
 
 def document_rows(block: Block, run: Run, num_sites: np.ndarray, **facts: Any) -> pd.DataFrame:
