@@ -31,7 +31,7 @@ low_bit_fractions = []  # likewise in 4 bits
 num_repeats = 1  # times that everything is run, each on another text
 warm_tokens = 8  # of each run, decoded first and not timed
 measured_tokens = 24  # of each run
-process_mebibytes = 768  # of each cap, for interpreter, libraries and activations
+process_mebibytes = 640  # of each cap, for interpreter, libraries and activations
 thread_counts = []  # threads tried beforehand for llama.cpp; empty: one a core
 read_ahead_kib = []  # read-ahead of the disk tried beforehand for engines that map files; empty: as it is
 sweep_tokens = 24  # measured in each run of that trial
@@ -70,13 +70,13 @@ else:
 # ## The same memory
 #
 # Each run is a process of its own. {{cap_words}} A cap is the dense weights, {{process_mebibytes}} MiB for the process, and the stated
-# share of the experts' bytes; it is the same for every engine. Pages of files count, whoever keeps them. The first {{warm_tokens}} tokens
-# of a run warm it, the next {{measured_tokens}} are timed. {{sweep_words}}
+# share of the experts' bytes; it is the same for every engine. Pages of files count, whoever keeps them. {{spare_words}} The first
+# {{warm_tokens}} tokens of a run warm it, the next {{measured_tokens}} are timed. {{sweep_words}}
 
 # %% tags=["hide-input"]
 frame, swept = stock.measure(text, engine_names, cells, options, num_repeats, sweep_tokens)
 chapters.values(process_mebibytes=process_mebibytes, warm_tokens=warm_tokens, measured_tokens=measured_tokens)
-chapters.values(cap_words=words.cap_words(frame), sweep_words=words.sweep_words(swept))
+chapters.values(cap_words=words.cap_words(frame), sweep_words=words.sweep_words(swept), spare_words=words.spare_words(frame, text))
 if len(swept):
     chapters.show_table(report.sweep_table(swept), digits=3)
 

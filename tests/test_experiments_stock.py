@@ -287,6 +287,7 @@ def world(rates: dict[str, float], cell: Cell = SMALL, spread: float = 0.03, num
             rows.append(
                 {"model": "reference-64", **cell._asdict(), "cell": cell.words, "is_fitting": cell.resident_fraction >= 1, "engine": engine,
                  "repeat": repeat, "outcome": RAN if rate else KILLED, "tokens_per_second": speed, "is_capped": True,
+                 "experts_mebibytes": 1000.0, "cap_mebibytes": 500.0,
                  "peak_mebibytes": 500.0, "rss_mebibytes": 400.0, "read_mebibytes_per_token": 100.0, "hit_rate": np.nan, "threads": 4,
                  "read_ahead_kib": 128, "flags": '{"mmap": true}'}
             )  # fmt: skip
@@ -381,6 +382,9 @@ def test_words_follow_the_rows():
     assert "*fetch every miss* 7." in stock_words_report.meaning(both)
     assert "not run on this page" in stock_words_report.meaning(world({MAPPED: 2.0, FETCHING: 30.0}))
     assert "from moecache, 0.15 rule" in stock_words_report.alternative(stock_report.rates(world(CLEAR)))
+    assert stock_words_report.spare_words(both, TEXT) == ""  # 800 MiB are left out
+    assert SMALL.words in stock_words_report.spare_words(both, TEXT._replace(process_mebibytes=800))
+    assert WHOLE.words not in stock_words_report.spare_words(both, TEXT._replace(process_mebibytes=800))
     assert "nothing was tuned" in stock_words_report.sweep_words(pd.DataFrame())
     assert list(stock_report.flags_table(world(CLEAR))["flags"]) == ["mmap=True"] * 5
 

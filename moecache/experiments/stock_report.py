@@ -48,7 +48,8 @@ def rates(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame : `cell`, `engine`, `is_ours`, `rate` (geometric mean of tokens per second, NaN where no repeat has one), `low`, `high` (95 %;
-        NaN with fewer than three repeats), `n`, `outcome` (of the repeats without a rate, otherwise "ran"), `peak_gibibytes`,
+        NaN with fewer than three repeats), `n`, `outcome` (of the repeats without a rate, otherwise "ran"), `cap_gibibytes`,
+        `peak_gibibytes`,
         `rss_gibibytes` (the largest of the repeats; NaN where unknown), `threads`, `read_ahead_kib`, `hit_rate`, `read_mebibytes`
         (a token).
     """
@@ -72,6 +73,7 @@ def _summary(runs: pd.DataFrame) -> dict[str, object]:
         "high": mean.high if has_interval else np.nan,
         "n": mean.n,
         "outcome": f"{others[0]}{f' in {len(others)} of {len(runs)}' if len(ran) else ''}" if others else RAN,
+        "cap_gibibytes": last["cap_mebibytes"] / MEBIBYTES_PER_GIBIBYTE,
         "peak_gibibytes": runs["peak_mebibytes"].max() / MEBIBYTES_PER_GIBIBYTE,
         "rss_gibibytes": runs["rss_mebibytes"].max() / MEBIBYTES_PER_GIBIBYTE,
         "threads": int(last["threads"]),
@@ -86,7 +88,7 @@ def shown_rates(table: pd.DataFrame) -> pd.DataFrame:
     rows = table.to_dict("records")
     return pd.DataFrame(
         {
-            "cap": table["cell"],
+            "cap": [f"{cell} ({size:.2f} GiB)" for cell, size in zip(table["cell"], table["cap_gibibytes"], strict=True)],
             "engine": table["engine"],
             "tokens/s [95 %]": [_rate_words(row) for row in rows],
             "peak, GiB": table["peak_gibibytes"],

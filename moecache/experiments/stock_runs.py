@@ -33,7 +33,8 @@ RAN, KILLED, TOO_SMALL = "ran", "killed by the cap", "does not fit"
 PROGRAMS = "moecache.experiments.stock_engines"
 COLUMNS = (
     "model", "bits", "resident_fraction", "cell", "is_fitting", "engine", "repeat", "outcome", "tokens_per_second", "median_ms",
-    "load_seconds", "cap_mebibytes", "is_capped", "peak_mebibytes", "rss_mebibytes", "private_mebibytes", "read_mebibytes_per_token",
+    "load_seconds", "experts_mebibytes", "cap_mebibytes", "is_capped", "peak_mebibytes", "rss_mebibytes", "private_mebibytes",
+    "read_mebibytes_per_token",
     "faults_per_token", "hit_rate", "asked_threads", "threads", "asked_read_ahead_kib", "read_ahead_kib", "flags", "versions",
 )  # fmt: skip
 
@@ -144,6 +145,7 @@ def run_once(text: Text, engine: Engine, cell: Cell, choice: Choice, repeat: int
         "is_fitting": cell.resident_fraction >= 1,
         "engine": engine.name,
         "repeat": repeat,
+        "experts_mebibytes": files.expert_bytes(cell.bits) / MEBIBYTE,
         "cap_mebibytes": cap_bytes(files, text, cell) / MEBIBYTE,
         "asked_threads": choice.threads,
         "asked_read_ahead_kib": choice.read_ahead_kib,

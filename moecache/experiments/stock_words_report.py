@@ -79,6 +79,17 @@ def cap_words(frame: pd.DataFrame) -> str:
     return f"**Memory was not capped on this page**, so its figures say nothing about small memory: {reason}."
 
 
+def spare_words(frame: pd.DataFrame, text: Text) -> str:
+    """Where the process's allowance could hold what the cap leaves out, so that an engine with a small process lacks nothing."""
+    left_out = (1 - frame["resident_fraction"]) * frame["experts_mebibytes"]
+    cells = cells_in(frame[~frame["is_fitting"] & (left_out <= text.process_mebibytes)])
+    if not cells:
+        return ""
+    return (
+        f"In {' and '.join(cells)} the allowance alone could hold the other experts, so an engine with a small process lacks nothing there."
+    )
+
+
 def sweep_words(swept: pd.DataFrame) -> str:
     """What was chosen beforehand."""
     if swept.empty:
@@ -166,8 +177,8 @@ def _finding(frame: pd.DataFrame, cell: str, ours: Sequence[str], against: str) 
         ratio = ratio_between(frame, cell, engine, against)
         if ratio is None:
             continue
-        interval = f" [{ratio.low:.1f}, {ratio.high:.1f}]" if ratio.n >= FEWEST_FOR_INTERVAL else ""
-        parts.append(f"*{ENGINES[engine].policy}* {ratio.value:.1f}{interval} times")
+        interval = f" [{ratio.low:.2g}, {ratio.high:.2g}]" if ratio.n >= FEWEST_FOR_INTERVAL else ""
+        parts.append(f"*{ENGINES[engine].policy}* {ratio.value:.2g}{interval} times")
     return f"**{cell}**, against {against}: {', '.join(parts)} as fast." if parts else ""
 
 
