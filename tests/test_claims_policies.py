@@ -61,6 +61,12 @@ def test_a_verdict_flips_with_the_data(claim: str, quality: float, speed: float,
     assert _verdict(claim, frame).state is expected
 
 
+@pytest.mark.parametrize("claim", ["g", "h", "i"])
+def test_rows_without_families_are_judged_alike(claim: str) -> None:
+    frame = paired_frame(_world(0.01, 0.02), NUM_DOCUMENTS, 0, SETTING)
+    assert _verdict(claim, frame.drop(columns="family")) == _verdict(claim, frame)
+
+
 GOOD = (0.01, 0.01)
 FAST, SLOW, UNSURE = {"chosen": 0.5}, {"chosen": 0.8}, {"chosen": 0.66, "noise": 0.3}
 

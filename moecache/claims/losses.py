@@ -98,7 +98,7 @@ def gather_losses(frame: pd.DataFrame, drawing: Drawing) -> Losses:
     Parameters
     ----------
     frame : DataFrame
-        One row per (policy, document) of one setting.
+        One row per (policy, document) of one setting. Without a column ``family`` each policy is its own.
     drawing : Drawing
 
     Returns
@@ -118,7 +118,7 @@ def gather_losses(frame: pd.DataFrame, drawing: Drawing) -> Losses:
         draws=weighted_mean_draws(paired.sums[DIFFERENCE], paired.num_tokens, counts),
         substituted=_by_policy(totals["substituted"] + totals["dropped"]),
         first_choices=_by_policy(totals["first_choices_substituted"]),
-        families=_by_policy(frame.drop_duplicates("policy").set_index("policy")["family"]),
+        families=_by_policy(frame.get("family", frame["policy"]).groupby(frame["policy"]).first()),
         confidence=drawing.confidence,
     )
 
