@@ -18,6 +18,7 @@ from paired_frames import SyntheticPolicy, paired_frame
 
 from moecache import claims
 from moecache.claims import State
+from moecache.claims.data import stored_frame
 from moecache.frame_file import write_frame
 from moecache.kernel import KERNEL_VERSION
 
@@ -302,3 +303,18 @@ def test_turning_signs_are_found_where_a_coefficient_is_near_zero_and_not_where_
     assert _verdict("l", _frame(WORLD)).state == SUPPORTED
     sloped = {name: replace(policy, mass_slope=3.0) for name, policy in WORLD.items()}
     assert _verdict("l", _frame(sloped)).state == NOT_SUPPORTED
+
+
+def test_blocks_of_one_measurement_may_repeat_a_name_and_two_measurements_may_not(tmp_path):
+    def stored(name: str, documents: list[str], **parameters: int) -> None:
+        frame = pd.DataFrame({"policy": "x", "document": documents, "num_tokens": 9})
+        header = {"kernel_version": KERNEL_VERSION, "provenance": {}, "parameters": parameters}
+        write_frame(tmp_path / "06_test" / f"{name}.csv", frame, header)
+
+    stored("one", ["a", "b"], first_document=8, num_documents=2, num_tokens=9)
+    stored("two", ["a", "c", "c"], first_document=10, num_documents=3, num_tokens=9)
+    frame, _ = stored_frame("06_test", tmp_path)
+    assert sorted(frame["document"]) == ["a", "a #2", "b", "c", "c #2"]
+    stored("three", ["a"], num_documents=1, num_tokens=7)
+    again, _ = stored_frame("06_test", tmp_path)
+    assert (again["document"] == "a").sum() == 2

@@ -9,6 +9,7 @@ This module decides nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +30,8 @@ _KEYS = {"id", "title", "text", "reported", "chapters", "experiment", "plan", "r
 _NEEDED = {"id", "title", "text", "chapters"}
 _TOGETHER = {"experiment", "rule", "rule_text", "parameters"}
 _OF_A_HALF = _TOGETHER | {"setting", "where", "drawing"}
+
+_PLACE = ("first_document", "num_documents")  # parameters of a block of documents
 
 
 @dataclass(frozen=True)
@@ -158,10 +161,23 @@ def stored_frame(experiment: str, folder: Path | None = None) -> tuple[pd.DataFr
         The provenance of each stored result.
     """
     folder = results.stored_folder() if folder is None else folder
-    frames, provenances = [], []
+    parts: dict[str, list[pd.DataFrame]] = {}
+    provenances = []
     for path in sorted((folder / experiment).glob("*.csv")) if folder is not None else []:
         frame, header = read_frame(path)
         if header["kernel_version"] == KERNEL_VERSION:
-            frames.append(unique_documents(frame) if "document" in frame.columns else frame)
+            parts.setdefault(_without_place(header.get("parameters", {})), []).append(frame)
             provenances.append(header["provenance"])
+    frames = [_told_apart(pd.concat(blocks, ignore_index=True)) for blocks in parts.values()]
     return (pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()), provenances
+
+
+def _without_place(parameters: Mapping[str, Any]) -> str:
+    """What results have in common that are blocks of documents of one measurement."""
+    left_out = _PLACE if _PLACE[0] in parameters else ()
+    return json.dumps({key: value for key, value in parameters.items() if key not in left_out}, sort_keys=True, default=str)
+
+
+def _told_apart(frame: pd.DataFrame) -> pd.DataFrame:
+    """Documents of one name told apart, within one measurement: what is stored of two measurements is not two documents."""
+    return unique_documents(frame) if "document" in frame.columns else frame
