@@ -1,8 +1,9 @@
 """From executed chapters to the book.
 
 The pages of the book are gathered in one folder (static pages with their numbers filled in, the table of
-claims, the assembled chapters, the reference from the docstrings), Jupyter Book renders them with every warning an error, the built pages are
-checked, and only then does the result take the place of the book that was there.
+claims, the assembled chapters, the reference from the docstrings), Jupyter Book renders them with every
+warning an error, the built pages are checked, and only then does the result take the place of the book that
+was there.
 
 It does not know how chapters are run.
 """
