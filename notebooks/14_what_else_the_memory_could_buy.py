@@ -16,8 +16,8 @@
 # **Planned** before the full run ([the plan of this chapter](../decisions/plan_14.md), [what holds for every
 # plan](../decisions/plan_common.md)), for each model: 2-bit copies under the 0.15 rule minus substitution under the gate-weight threshold
 # that waits for as many bytes, at 16 bits with 25 % and 50 %, at 8 bits with 50 %, and at 4 bits with 75 %: the cells in which copies of
-# all experts fit. Two-sided paired t-tests over clusters, Holm's correction over those that can be carried out. Copies win if the 95 % interval lies below 0, substitution if above. Everything
-# else on this page, the map in particular, is exploratory.
+# all experts fit. Two-sided paired t-tests over clusters, Holm's correction over those that can be carried out. Copies win if the 95 %
+# interval lies below 0, substitution if above. Everything else on this page, the map in particular, is exploratory.
 
 # %% tags=["parameters"]
 model_names = ["reference-512"]  # reference models
