@@ -399,8 +399,10 @@ def test_costs_come_from_the_preferred_chapter_and_what_is_missing_is_named():
         return pd.DataFrame(rows)
 
     preferred = stored({"0.15 rule": 0.02, "quality-first": 0.01}, 16)
-    other = stored({"0.15 rule": 0.5}, 32)
-    costs = stock_words_report.quality([preferred, other, pd.DataFrame()], stock_words_report.POLICIES).set_index("policy")
+    elsewhere = stored({"0.15 rule": 0.5}, 32)
+    anyway = stored({"0.15 rule": 0.6}, 16).assign(regime="admitted_anyway")
+    first = pd.concat([elsewhere, anyway, preferred])
+    costs = stock_words_report.quality([first, elsewhere, pd.DataFrame()], stock_words_report.POLICIES).set_index("policy")
     assert costs.loc["0.15 rule", "increase"] == pytest.approx(np.expm1(0.022))
     assert costs.loc["0.15 rule", "slots"] == 16
     told = stock_words_report.quality_words(costs.reset_index())

@@ -6,6 +6,7 @@ measured here.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -21,9 +22,11 @@ from moecache.experiments.stock import ENGINES, STOCK
 from moecache.experiments.stock_files import files_of
 from moecache.experiments.stock_report import FEWEST_FOR_INTERVAL, RAN, baseline_of, cells_in, is_ours, ratio_between
 from moecache.experiments.stock_runs import MEBIBYTE, Text
+from moecache.reference.settings import MODELS_FOLDER
 
 FETCHING = "moecache, fetch every miss"
 POLICIES = [engine.policy for engine in ENGINES.values() if engine.policy and engine.name != FETCHING]
+ADMITTED_ANYWAY = "admitted_anyway"  # the regime of rules that are compared on the same misses, which costs as many copies as fetching
 PROGRAM_WORDS = {"llama_cpp": STOCK, "accelerate_offload": "accelerate, disk offload", "ours": FETCHING}
 QUALITY_EXPERIMENTS = ("10_chosen_policies", "04_misses_that_matter")  # the first that has a model and policy is shown
 
@@ -203,21 +206,27 @@ def quality(frames: Sequence[pd.DataFrame], policies: Sequence[str]) -> pd.DataF
     Returns
     -------
     DataFrame : `model`, `slots`, `policy`, `increase` (fraction), `low`, `high`, `clusters`; a (model, policy) comes from the first frame
-        that has it, at the first capacity there. Empty where nothing is stored.
+        that has it, with a quarter of the experts resident. Empty where nothing is stored.
     """
     rows: dict[tuple[str, str], dict[str, object]] = {}
     for frame in frames:
         if frame.empty:
             continue
-        kept = frame[frame["regime"] == "stays_out"] if "regime" in frame.columns else frame
+        kept = frame[frame["regime"] != ADMITTED_ANYWAY]
         for model in dict.fromkeys(kept["model"]):
             for row in _costs(pd.DataFrame(kept[kept["model"] == model]), policies):
                 rows.setdefault((model, str(row["policy"])), {"model": model, **row})
     return pd.DataFrame(list(rows.values()), columns=["model", "slots", "policy", "increase", "low", "high", "clusters"])
 
 
+def _quarter(model: str) -> int:
+    """Slots for a quarter of a reference model's experts."""
+    config = json.loads((MODELS_FOLDER / model / "config.json").read_text())
+    return round(config["num_experts"] / 4)
+
+
 def _costs(rows: pd.DataFrame, policies: Sequence[str]) -> list[dict[str, object]]:
-    slots = rows["num_slots"].iloc[0]
+    slots = _quarter(str(rows["model"].iloc[0]))
     part = pd.DataFrame(rows[(rows["num_slots"] == slots) & rows["policy"].isin(list(policies))])
     if part.empty:
         return []
