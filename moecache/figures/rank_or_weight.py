@@ -66,6 +66,7 @@ def crossed_cells(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool
         left.set_xticks(sorted(rows["multiple"].unique()), [f"{q:g}" for q in sorted(rows["multiple"].unique())])
         left.xaxis.set_minor_formatter(NullFormatter())
         right.set(xlabel="Mean (e/h)² of the sites", xscale="log")
+        right.xaxis.set_minor_formatter(NullFormatter())
         left.set_title(model, loc="left")
         left.legend(**BELOW, ncols=3)
     stamp(panels[0, 1], kind, is_quick)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,10 @@ class LlamaCpp:
 
     def __init__(self, asked: argparse.Namespace) -> None:
         try:
-            import llama_cpp as library
+            library: Any = import_module("llama_cpp")
         except ImportError as fault:
             raise protocol.missing_extra("llama-cpp-python") from fault
-        self._library: Any = library
+        self._library = library
         library.llama_log_set(_SILENT, None)
         library.llama_backend_init()
         self._model = self._load_model(asked)
