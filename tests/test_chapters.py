@@ -363,6 +363,21 @@ def test_only_what_is_stale_runs_again_and_a_failure_is_told(tmp_path):
     assert "no such expert" in failed.stderr
 
 
+def test_chapters_that_run_alone_run_after_the_others(tmp_path):
+    alone = RUNS.replace('"90"', '"91"').replace("  labels", "  alone: true\n  labels")
+    root = write_study(tmp_path / "study", SMALL, RUNS + alone)
+    (root / "notebooks" / "91_alone.py").write_text(SMALL)
+    program = (
+        "import sys; from pathlib import Path; from moecache.chapters import study\n"
+        "study.run_chapters(Path(sys.argv[1]), study.EDITIONS['quick'])"
+    )
+    command = [sys.executable, "-c", program, str(root)]
+    environment = os.environ | {"MOECACHE_OWN_RESULTS": str(root / "build" / "results")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.index("90_works: done") < done.stdout.index("91_alone: done")
+
+
 def test_an_interruption_ends_the_running_chapter_and_its_kernel(tmp_path):
     mark = tmp_path / "kernel.txt"
     line = f"import os, pathlib, time; pathlib.Path({str(mark)!r}).write_text(str(os.getpid())); time.sleep(600)"

@@ -142,8 +142,10 @@ def _build(root: Path, marker: str, num_workers: int) -> list[str]:
     """Let pytask run the tasks with a marker; return what failed."""
     import pytask
 
+    tasks = root / "notebooks" / "task_chapters.py"
+    _forget(tasks)
     session = pytask.build(
-        paths=root / "notebooks" / "task_chapters.py",
+        paths=tasks,
         marker_expression=marker,
         n_workers=num_workers,
         parallel_backend="threads",
@@ -153,6 +155,12 @@ def _build(root: Path, marker: str, num_workers: int) -> list[str]:
         disable_warnings=True,
     )
     return list(_failures(session))
+
+
+def _forget(path: Path) -> None:
+    """Have a module of tasks imported anew: pytask takes one that it has imported and collected already as one without tasks."""
+    for name in [name for name, module in sys.modules.items() if getattr(module, "__file__", None) == str(path)]:
+        del sys.modules[name]
 
 
 def _failures(session: Any) -> Iterator[str]:
