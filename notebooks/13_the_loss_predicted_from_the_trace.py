@@ -43,7 +43,6 @@ from moecache.experiments import loss_from_trace, mass_hypothesis
 from moecache.experiments import loss_from_trace_judged as judging
 from moecache.experiments import loss_from_trace_report as report
 from moecache.figures import loss_from_trace as drawn
-from moecache.trace import ModelShape
 
 text = loss_from_trace.Text(num_documents, num_tokens, num_warmup_documents)
 machine = loss_from_trace.Machine(hardware, round(expert_mebibytes * 2**20), scaled_layers)
@@ -65,7 +64,7 @@ for name in model_names:
     groups = loss_from_trace.all_policies(name, num_rules)
     rows[name] = judging.joined(measured[name], loss_from_trace.trace_rows(name, slots[name], groups, text, machine))
     layers = int(measured[name].columns.str.fullmatch(r"squared_l\d+_r0").sum())
-    fits[name] = judging.fit_models(measured[name], ModelShape(layers, num_experts, top_k), num_draws)
+    fits[name] = judging.fit_models(measured[name], mass_hypothesis.shape_of(name, layers), num_draws)
     judged[name] = [judging.judge(rows[name], fits[name], novelty) for novelty in loss_from_trace.NOVELTIES]
 
 # %% [markdown]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +12,8 @@ from paired_frames import SyntheticPolicy, paired_frame
 from moecache import figures, stats
 from moecache.experiments import mass_hypothesis
 from moecache.experiments import mass_hypothesis_report as report
+from moecache.record import record
+from moecache.reference import load_model
 from moecache.substituted_calls import RANK_GROUPS
 
 PLAIN = ["weight 1.5/K and first choice", "weight 1.0/K"]
@@ -136,3 +140,9 @@ def test_values_name_what_the_prose_asks_for(frame: pd.DataFrame, root) -> None:
     assert values["strong_form"] == "refuted"
     assert values["num_opposite"] == 3
     assert isinstance(stats.shown(report.order_rows(report.one_model(frame, "reference-512"))), pd.DataFrame)
+
+
+@pytest.mark.parametrize("name", ["reference-512", "reference-64"])
+def test_the_shape_of_a_reference_model_is_that_of_its_trace(name):
+    trace = record(load_model(name), [np.arange(3)])
+    assert mass_hypothesis.shape_of(name, trace.shape.num_layers) == replace(trace.shape, expert_bytes=None)

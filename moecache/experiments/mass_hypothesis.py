@@ -20,6 +20,7 @@ import pandas as pd
 from moecache.experiments.inputs import DATA
 from moecache.experiments.policy_documents import stored_rows
 from moecache.policy import Policy, cache_prior, first_j, mass_budget, max_rank, only_rank_substituted, threshold
+from moecache.trace import ModelShape
 
 EXPERIMENT, VARIED_EXPERIMENT = "05_mass_hypothesis", "05_varied_residency"
 LISTED, VARIED = "listed", "varied"
@@ -110,3 +111,10 @@ def rows(
 def judged_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows that the claims are judged by: the list, at its one residency."""
     return frame[frame["part"] == LISTED].drop(columns="part").reset_index(drop=True)
+
+
+def shape_of(model_name: str, num_layers: int) -> ModelShape:
+    """The shape of a reference model's routing, from its configuration; a quality model speaks of one such shape."""
+    num_experts, top_k = geometry(model_name)
+    config = json.loads((DATA / "models" / model_name / "config.json").read_text())
+    return ModelShape(num_layers, num_experts, top_k, norm_topk_prob=bool(config["norm_topk_prob"]))
