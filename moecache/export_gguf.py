@@ -83,6 +83,11 @@ def export_gguf(source: str | Path, target: str | Path, bits: int = 16, progress
         raise ValueError(f"{target} is there already; remove it or name another file")
     checkpoint = read_checkpoint(source)
     _check_understood(checkpoint)
+    _export(checkpoint, target, bits, library, progress)
+    return target
+
+
+def _export(checkpoint: Checkpoint, target: Path, bits: int, library: Any, progress: bool) -> None:
     temporary = target.with_name(f"{target.name}.{os.getpid()}.part")
     with closing(CheckpointStore(checkpoint)) as store:
         tensors = [*_dense_tensors(checkpoint, library), *_expert_tensors(store, bits, library)]
@@ -95,7 +100,6 @@ def export_gguf(source: str | Path, target: str | Path, bits: int = 16, progress
         finally:
             writer.close()
             temporary.unlink(missing_ok=True)
-    return target
 
 
 def _library() -> Any:
