@@ -92,7 +92,7 @@ def pack(asked: argparse.Namespace) -> int:
     from moecache.stores.pack import pack as pack_checkpoint
     from moecache.stores.packed_file import PackedStore
 
-    store = PackedStore(pack_checkpoint(asked.source, asked.target, asked.bits))
+    store = PackedStore(pack_checkpoint(asked.source, asked.target, asked.bits, order=asked.order))
     total = store.num_layers * store.num_experts
     gib = store.header.file_bytes / 2**30
     print(f"{asked.target}: {total} experts of {store.layout.expert_bytes} bytes in {store.num_layers} layers, {gib:.2f} GiB")
@@ -125,7 +125,7 @@ def plan(asked: argparse.Namespace) -> int:
     from moecache.runtime.plan import plan as plan_model
 
     policy = next(preset for preset in PRESETS if preset.label == asked.policy)
-    given = {name: getattr(asked, name) for name in ("device", "context_tokens", "host_memory", "hardware")}
+    given = {name: getattr(asked, name) for name in ("device", "bits", "context_tokens", "host_memory", "hardware")}
     print(plan_model(asked.path, asked.memory, policy=policy, **given).report())
     return 0
 
@@ -192,6 +192,11 @@ def _declare_pack(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="a checkpoint's folder: config.json and safetensors")
     parser.add_argument("target", type=Path, help="the folder to make")
     parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="16 = experts as they are; 8, 4 = rounded")
+    parser.add_argument(
+        "--order", choices=("plain", "products"), default="plain",
+        help="of 8 or 4 bits: plain = for every processor, experts are written out into slots; products = for processors of this one's "
+        "kind, slots hold the few bits",
+    )  # fmt: skip
 
 
 def _declare_export_gguf(parser: argparse.ArgumentParser) -> None:
@@ -220,6 +225,9 @@ def _declare_plan(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--policy", choices=[preset.label for preset in PRESETS], default="quality-first", help="what is waited for")
+    parser.add_argument(
+        "--bits", type=int, choices=(16, 8, 4), help="of experts in slots; 8, 4 = packed for products (default: as the packed folder says)"
+    )
     parser.add_argument("--context-tokens", type=int, default=4096, help="length of prompt and answer")
     parser.add_argument("--hardware", help="a profile's name (default: measure this machine; on a GPU, pcie4)")
 

@@ -7,13 +7,16 @@
 | 8 | (q - 128) x scale | q - 128 as int8 [N, K], a scale a row | K a multiple of 16 |
 | 4 | (q - 8) x scale + zero | q in torch's packed order, [K / group, N, 2] scales and zeros | N a multiple of 16, groups of 32 or more |
 
-The packed order may depend on the processor's instructions, so it is made in memory when experts are loaded, and never stored. These
-operations are not documented, and one of them has been seen to give wrong numbers for a shape that it accepts. So each shape is tried once
-on known numbers before it is used; where it is refused or wrong, `packed` says None and the matrix has to be written out.
+The packed order of 4 bits may depend on the processor's instructions. `product_order` names the one that this processor uses by what it
+makes of known numbers; whoever stores such a matrix stores the name with it. These operations are not documented, and one of them has been
+seen to give wrong numbers for a shape that it accepts. So each shape is tried once on known numbers before it is used; where it is refused
+or wrong, `packed` says None and the matrix has to be written out.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from functools import cache
 
 import torch
@@ -23,26 +26,32 @@ from moecache.low_bit import LowBit, dequantise
 
 TOLERANCE = 0.02  # of the largest number in the result; bfloat16 keeps 8 bits
 ROW_MULTIPLE = 16
+CODES, SCALES = ".product_codes", ".product_scales"  # what follows a matrix's name where both are stored
 
 
 class PackedMatrix:
-    """A matrix [outputs, inputs] in 8 or 4 bits.
+    """A matrix [N outputs, K inputs] in 8 or 4 bits, as torch multiplies with it.
 
     Parameters
     ----------
-    low_bit : LowBit
-        One matrix.
-    dtype : of its inputs and outputs.
+    codes : tensor
+        8 bits: int8 [N, K]; 4 bits: uint8 [N, K / 2] in the order of `product_order`. Other bytes in the same memory are another matrix.
+    scales : tensor
+        8 bits: [N]; 4 bits: [K / group, N, 2], scale and zero. Of the type of inputs and outputs.
     """
 
-    def __init__(self, low_bit: LowBit, dtype: torch.dtype) -> None:
-        self.bits, self.group, self.dtype = low_bit.bits, low_bit.group, dtype
+    def __init__(self, codes: Tensor, scales: Tensor) -> None:
+        self.codes, self.scales, self.dtype = codes, scales, scales.dtype
+        self.bits = 8 if codes.dtype == torch.int8 else 4
+        self.group = codes.shape[1] if self.bits == 8 else 2 * codes.shape[1] // len(scales)
+
+    @classmethod
+    def of(cls, low_bit: LowBit, dtype: torch.dtype) -> PackedMatrix:
+        """One matrix of `low_bit`, for inputs and outputs of a type."""
         if low_bit.bits == 8:
-            self.codes = (low_bit.codes ^ 128).view(torch.int8)
-            self.scales = low_bit.scale[:, 0].to(dtype)
-        else:
-            self.codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(low_bit.codes.to(torch.int32), 1)
-            self.scales = torch.stack([low_bit.scale.T, low_bit.zero.T], dim=-1).to(dtype).contiguous()
+            return cls((low_bit.codes ^ 128).view(torch.int8), low_bit.scale[:, 0].to(dtype))
+        codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(low_bit.codes.to(torch.int32), 1)
+        return cls(codes, torch.stack([low_bit.scale.T, low_bit.zero.T], dim=-1).to(dtype).contiguous())
 
     @property
     def num_bytes(self) -> int:
@@ -60,7 +69,7 @@ class PackedMatrix:
 def packed(low_bit: LowBit, dtype: torch.dtype) -> PackedMatrix | None:
     """The matrix for products without writing it out; None where torch cannot, or not rightly."""
     is_there = low_bit.codes.device.type == "cpu" and is_right(*low_bit.codes.shape, low_bit.bits, low_bit.group, dtype)
-    return PackedMatrix(low_bit, dtype) if is_there else None
+    return PackedMatrix.of(low_bit, dtype) if is_there else None
 
 
 @cache
@@ -83,8 +92,38 @@ def is_right(num_outputs: int, num_inputs: int, bits: int, group: int, dtype: to
     inputs = torch.randn(1, num_inputs, generator=random).to(dtype)
     tried = LowBit(codes, scale, zero, bits, group)
     try:
-        found = PackedMatrix(tried, dtype).product(inputs).to(torch.float32)
+        found = PackedMatrix.of(tried, dtype).product(inputs).to(torch.float32)
     except (AttributeError, NotImplementedError, RuntimeError):
         return False
     expected = inputs.to(torch.float32) @ dequantise(tried).T
     return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
+
+
+@cache
+def product_order(bits: int) -> str:
+    """The name of the order in which this processor's products want codes: equal names, equal bytes.
+
+    8 bits have one order for all. That of 4 bits is named by a hash of what torch makes of known codes, whole blocks and a rest.
+
+    Raises
+    ------
+    ValueError : this processor has no product in so many bits.
+    """
+    if bits == 8:
+        return "rows"
+    codes = torch.randint(0, 16, (208, 64), generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    try:
+        found = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+    except (AttributeError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"torch {torch.__version__} has no packed product in {bits} bits on this processor: {error}") from error
+    return hashlib.sha256(found.numpy().tobytes()).hexdigest()[:16]
+
+
+def with_products(tensors: Mapping[str, Tensor]) -> dict[str, Tensor | PackedMatrix]:
+    """Tensors by name, each pair of stored codes and scales as the matrix that it is."""
+    made: dict[str, Tensor | PackedMatrix] = {
+        name.removesuffix(CODES): PackedMatrix(codes, tensors[name.removesuffix(CODES) + SCALES])
+        for name, codes in tensors.items()
+        if name.endswith(CODES)
+    }
+    return made | {name: tensor for name, tensor in tensors.items() if not name.endswith((CODES, SCALES))}

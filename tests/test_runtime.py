@@ -7,12 +7,13 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+import tiny_checkpoints
 import torch
 from dense import logged_output
 from tiny_models import FAMILIES, documents, lively
 
 import moecache as mc
-from moecache import hf_internals
+from moecache import hf_checkpoints, hf_internals
 from moecache.expert_sum import ClosedError
 from moecache.families import model_shape
 from moecache.runtime.low_bit_experts import LowBitExperts
@@ -414,7 +415,18 @@ def test_a_memory_budget_is_kept_and_one_too_small_is_refused_with_the_smallest_
     offloaded("qwen3_moe", mc.SPEED_FIRST, memory=smallest)
     assert model.moecache.num_slots.tolist() == [3, 3]
     dense = sum(weight.numel() * weight.element_size() for weight in (*model.parameters(), *model.buffers()))
-    assert dense + model.moecache._pool.num_bytes == smallest
+    cache = hf_checkpoints.cache_bytes(hf_checkpoints.skeleton(model.config), 4096)
+    assert dense + cache + 2**28 + model.moecache._pool.num_bytes == smallest
+
+
+def test_a_budget_counts_as_a_plan_does(models, tmp_path):
+    folder = tiny_checkpoints.save(models["qwen3_moe"], tmp_path)
+    asked = {"memory": "300 KB", "context_tokens": 100, "reserve": "50 KB"}
+    planned = mc.plan(folder, policy=mc.SPEED_FIRST, hardware="nvme", **asked)
+    model = mc.offload(folder, mc.SPEED_FIRST, **asked)
+    assert 3 <= planned.num_slots < 8
+    assert model.moecache.num_slots.tolist() == [planned.num_slots] * 2
+    model.moecache.close()
 
 
 @pytest.mark.parametrize("size", ["20 GiB", "20GiB", 20 * 2**30, "21474.83648 MB"])

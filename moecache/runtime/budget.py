@@ -1,10 +1,10 @@
-"""How many slots fit: bytes of the dense weights, of one expert's block and of the blocks that copies under way need.
+"""How many slots fit: one sum for `plan`, before anything is loaded, and for `offload`.
 
-    memory = dense weights + block x (slots + staging + reserved)
+    memory = dense weights + decoding cache + reserve + block x (slots + staging + reserved)
 
 *Staging* blocks hold background copies until they land: at most top-k can be booked a step, so a layer needs top-k x admission_delay of
 them, or `max_in_flight` where the policy bounds it. *Reserved* blocks are left for prompts and for experts that are computed and not kept.
-The decoding cache and the activations are not counted: leave room for them.
+The *reserve* is for activations and libraries.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from moecache.trace import ModelShape
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 FEWEST_RESERVED = 2  # one expert of a prompt is computed while the next arrives
+CONTEXT_TOKENS = 4096  # of prompt and answer, where nobody says
+GIB = 2**30
 
 
 def parse_bytes(size: int | float | str) -> int:
@@ -52,20 +54,41 @@ def num_reserved(policy: Policy, shape: ModelShape) -> int:
     return FEWEST_RESERVED if keeps_all else max(FEWEST_RESERVED, shape.top_k)
 
 
-def slots_within(memory: int | float | str, dense_bytes: int, block_bytes: int, policy: Policy, shape: ModelShape) -> np.ndarray:
+def num_copy_blocks(policy: Policy, shape: ModelShape) -> int:
+    """Blocks beside the slots: staging and reserved."""
+    return num_staging(policy, shape) + num_reserved(policy, shape)
+
+
+def reserve_bytes(reserve: int | float | str | None, device: str) -> int:
+    """Bytes for activations and libraries: as asked; else 256 MiB on a CPU and 1 GiB on a GPU."""
+    if reserve is not None:
+        return parse_bytes(reserve)
+    return GIB // 4 if device == "cpu" else GIB
+
+
+def slots_within(
+    memory: int | float | str, dense_bytes: int, block_bytes: int, policy: Policy, shape: ModelShape, other_bytes: int = 0
+) -> np.ndarray:
     """[L] int64, as many slots in every layer as fit.
+
+    Parameters
+    ----------
+    memory : all that may be taken, in bytes or as `parse_bytes` reads it.
+    dense_bytes, block_bytes : weights outside the experts; one expert in a slot.
+    other_bytes : decoding cache and reserve.
 
     Raises
     ------
     CapacityError : a budget too small for top-k slots a layer; the message names the smallest that works.
     """
-    extra = num_staging(policy, shape) + num_reserved(policy, shape)
-    room = (parse_bytes(memory) - dense_bytes) // block_bytes - extra
+    extra = num_copy_blocks(policy, shape)
+    room = (parse_bytes(memory) - dense_bytes - other_bytes) // block_bytes - extra
     slots = min(room // shape.num_layers, shape.num_experts)
     if slots < shape.top_k:
-        smallest = dense_bytes + block_bytes * (extra + shape.top_k * shape.num_layers)
+        smallest = dense_bytes + other_bytes + block_bytes * (extra + shape.top_k * shape.num_layers)
         raise CapacityError(
-            f"memory={memory!r} holds {max(slots, 0)} slots a layer beside {dense_bytes} dense bytes and {extra} blocks for copies, "
-            f"but a token calls {shape.top_k} experts of {block_bytes} bytes; the smallest budget that works is {smallest} bytes"
+            f"memory={memory!r} is too small: it holds {max(slots, 0)} slots a layer beside {dense_bytes} dense bytes, {other_bytes} for "
+            f"decoding cache and reserve, and {extra} blocks for copies; a token calls {shape.top_k} experts of {block_bytes} bytes; the "
+            f"smallest budget that works is {smallest} bytes ({smallest / GIB:.2f} GiB)"
         )
     return np.full(shape.num_layers, slots, np.int64)

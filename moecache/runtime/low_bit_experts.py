@@ -69,7 +69,7 @@ class LowBitExperts:
             for spec in self._layout.tensors:
                 if len(spec.shape) == 2:
                     inputs = outputs_and_inputs(spec, self._is_transposed)[1]
-                    weights[spec.name] = PackedMatrix(low_bit_of(copy, spec.name, inputs, self.bits), getattr(torch, spec.dtype))
+                    weights[spec.name] = PackedMatrix.of(low_bit_of(copy, spec.name, inputs, self.bits), getattr(torch, spec.dtype))
                 else:
                     weights[spec.name] = copy[spec.name].clone()
             self._packed.append(weights)
@@ -94,10 +94,12 @@ class LowBitExperts:
 
         Raises
         ------
-        ValueError : a file of full experts.
+        ValueError : a file of full experts, or one in the order of products.
         """
         if header.bits is None or header.full_layout is None:
             raise ValueError("this packed file holds full experts; pack one with --bits 8 or --bits 4 for low precision")
+        if header.order is not None:
+            raise ValueError("this packed file is in the order of products; copies for low precision are made from the plain order")
         made = cls(store.num_layers, store.num_experts, store.layout, header.full_layout, header.bits, header.is_transposed, device)
         block: np.ndarray = aligned_bytes(store.layout.block_bytes)
         for index in range(store.num_layers * store.num_experts):

@@ -22,14 +22,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from moecache import hf_internals
+from moecache import hf_checkpoints, hf_internals
 from moecache.cache import ExpertCache, slots_per_layer
 from moecache.expert_sum import set_source
 from moecache.families import model_shape
 from moecache.foresight import check_prediction
 from moecache.kernel import Fallback
+from moecache.packed_products import CODES
 from moecache.policy import Policy, check_policy
-from moecache.runtime.budget import parse_bytes, slots_within
+from moecache.runtime.budget import CONTEXT_TOKENS, parse_bytes, reserve_bytes, slots_within
 from moecache.runtime.engine import Runtime
 from moecache.runtime.loading import checkpoint_of, load_dense
 from moecache.runtime.low_bit_experts import LowBitExperts
@@ -52,6 +53,8 @@ def offload(
     num_slots: int | Sequence[int] | None = None,
     *,
     memory: int | float | str | None = None,
+    context_tokens: int = CONTEXT_TOKENS,
+    reserve: int | float | str | None = None,
     device: str | torch.device = "cpu",
     store: Store | None = None,
     host_memory: int | float | str | None = None,
@@ -74,7 +77,11 @@ def offload(
     num_slots : int or sequence of int
         Slots a layer, at least the router's top-k. Give it or `memory`.
     memory : int or str
-        Bytes on the device for dense weights, slots and copies under way, such as ``"20 GiB"``.
+        Bytes on the device, such as ``"20 GiB"``: dense weights, decoding cache, reserve, slots and copies under way, as `plan` counts.
+    context_tokens : int
+        Length of prompt and answer that `memory` has to have room for.
+    reserve : int or str
+        Bytes of `memory` for activations and libraries; by default 256 MiB on the CPU and 1 GiB on a GPU.
     device : where the model computes.
     store : Store, optional
         Where experts are read from; by default the checkpoint, or main memory for a loaded model. It stays open after `close`.
@@ -110,12 +117,14 @@ def offload(
     with ExitStack() as undo:
         model, place = _opened(path_or_model, store, host_memory, device, undo)
         shape = replace(model_shape(model), expert_bytes=place.layout.expert_bytes)
-        _check_store(place, shape)
+        _check_store(place, shape, device)
         copies = _copies(model, place, low_bits, device)
         slots: Any = num_slots
         if memory is not None:
             taken = _dense_bytes(model) + (0 if copies is None else copies.num_bytes)
-            slots = slots_within(memory, taken, place.layout.block_bytes, policy, shape)
+            cache = hf_checkpoints.cache_bytes(hf_checkpoints.skeleton(model.config), context_tokens)
+            other = cache + reserve_bytes(reserve, device.type)
+            slots = slots_within(memory, taken, place.layout.block_bytes, policy, shape, other)
         new_cache = partial(ExpertCache, shape, policy, slots_per_layer(shape, slots), cold_start, seed, buddies)
         on_close = undo.pop_all().close
     model.moecache = Runtime(model, new_cache, _transfer(place, device, num_readers), copies, chunk_tokens, predict, on_close)
@@ -187,7 +196,9 @@ def _from_path(
     return model, store
 
 
-def _check_store(store: Store, shape: ModelShape) -> None:
+def _check_store(store: Store, shape: ModelShape, device: torch.device) -> None:
+    if device.type != "cpu" and any(spec.name.endswith(CODES) for spec in store.layout.tensors):
+        raise ValueError(f"these experts were packed for products on a processor, not on {device}; pack the checkpoint in the plain order")
     if (store.num_layers, store.num_experts) != (shape.num_layers, shape.num_experts):
         raise ValueError(
             f"the store holds {store.num_layers} layers of {store.num_experts} experts, but the model has "

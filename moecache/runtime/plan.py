@@ -13,24 +13,24 @@ orders of magnitude and for comparing two plans.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from moecache import hf_checkpoints, hf_internals
-from moecache.cache import CapacityError
 from moecache.cost import estimate_seconds
 from moecache.hardware import Hardware, as_hardware
 from moecache.hardware_probe import measure_hardware
 from moecache.policy import QUALITY_FIRST, Policy
-from moecache.runtime.budget import num_reserved, num_staging, parse_bytes
+from moecache.runtime.budget import CONTEXT_TOKENS, GIB, num_copy_blocks, parse_bytes, reserve_bytes, slots_within
 from moecache.simulate import simulate
 from moecache.stores.blocks import ALIGNMENT, BlockLayout
 from moecache.stores.low_bit_blocks import low_bit_layout
+from moecache.stores.packed_file import FILE_NAME, read_packed_header
+from moecache.stores.product_blocks import product_layout
 from moecache.synthetic import synthetic_trace
 from moecache.trace import ModelShape
 
-GIB = 2**30
 ESTIMATED = "estimated"
 TRIED_TOKENS = 512
 TRIED_LAYERS = 2
@@ -100,7 +100,8 @@ class Plan:
 class Geometry:
     """What a configuration alone tells: routing, bytes, and the skeleton it was read from.
 
-    `head_bytes` are those of the vocabulary head, which every token reads; the word embedding is read a row at a time.
+    `layout` is of a block of full experts. `head_bytes` are those of the vocabulary head, which every token reads; the word embedding is
+    read a row at a time.
     """
 
     model_type: str
@@ -163,7 +164,8 @@ def plan(
     *,
     policy: Policy = QUALITY_FIRST,
     device: str = "cpu",
-    context_tokens: int = 4096,
+    bits: int | None = None,
+    context_tokens: int = CONTEXT_TOKENS,
     host_memory: int | str = 0,
     reserve: int | str | None = None,
     hardware: Hardware | str | None = None,
@@ -176,6 +178,7 @@ def plan(
     memory : of the device that computes, such as ``"20 GiB"``.
     policy : what is waited for.
     device : "cpu" (experts on a disk) or "cuda" (experts in main memory, or on a disk behind `host_memory`).
+    bits : of experts in slots: 16 = as they are, 8 or 4 = as packed for products. By default as a packed folder says, else 16.
     context_tokens : length of prompt and answer, for the decoding cache.
     host_memory : main memory for experts behind the slots; 0 on a GPU = all of them.
     reserve : for activations and libraries; by default 256 MiB on the CPU and 1 GiB on a GPU.
@@ -188,53 +191,53 @@ def plan(
     Raises
     ------
     CapacityError : a memory too small for top-k slots a layer; the message names the smallest that works.
-    ValueError : an unknown device, or no configuration.
+    ValueError : an unknown device, other bits, or no configuration.
     """
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device={device!r} is unknown; choose 'cpu' or 'cuda'")
     if context_tokens < 1:
         raise ValueError(f"context_tokens={context_tokens} must be at least 1")
     geometry = read_geometry(source)
+    slot = _slot_layout(geometry, _bits_in_slots(source) if bits is None else bits)
+    shape = replace(geometry.shape, expert_bytes=slot.expert_bytes)
     cache = hf_checkpoints.cache_bytes(geometry.skeleton, context_tokens)
-    kept = parse_bytes(reserve if reserve is not None else GIB if device == "cuda" else GIB // 4)
-    num_slots, num_copy_blocks = _slots(geometry, policy, parse_bytes(memory), cache + kept)
-    host = min(parse_bytes(host_memory), geometry.shape.num_layers * geometry.shape.num_experts * geometry.layout.block_bytes)
-    machine = _hardware(geometry, hardware, device, host)
-    hit_rate, seconds = _estimate(geometry.shape, policy, num_slots, machine)
+    kept = reserve_bytes(reserve, device)
+    num_slots = int(slots_within(memory, geometry.dense_bytes, slot.block_bytes, policy, shape, cache + kept)[0])
+    all_blocks = shape.num_layers * shape.num_experts * slot.block_bytes
+    host = min(parse_bytes(host_memory), all_blocks)
+    machine = _hardware(geometry, slot.expert_bytes, hardware, device, host)
+    hit_rate, seconds = _estimate(shape, policy, num_slots, machine)
     return Plan(
         geometry.model_type,
-        geometry.shape,
+        shape,
         geometry.dense_bytes,
-        geometry.layout.block_bytes,
+        slot.block_bytes,
         _packed(geometry),
         cache,
         context_tokens,
         kept,
         parse_bytes(memory),
         num_slots,
-        num_copy_blocks,
-        host if host or device == "cpu" else _packed(geometry)[16],
+        num_copy_blocks(policy, shape),
+        host if host or device == "cpu" else all_blocks,
         policy,
         machine,
         hit_rate,
         seconds,
-        _estimate(geometry.shape, policy, geometry.shape.num_experts, machine)[1],
+        _estimate(shape, policy, shape.num_experts, machine)[1],
     )
 
 
-def _slots(geometry: Geometry, policy: Policy, memory: int, other_bytes: int) -> tuple[int, int]:
-    """Slots a layer, and blocks for copies under way."""
-    shape, block = geometry.shape, geometry.layout.block_bytes
-    copies = num_staging(policy, shape) + num_reserved(policy, shape)
-    fixed = geometry.dense_bytes + other_bytes + copies * block
-    slots = min((memory - fixed) // (block * shape.num_layers), shape.num_experts)
-    if slots < shape.top_k:
-        smallest = fixed + block * shape.num_layers * shape.top_k
-        raise CapacityError(
-            f"a memory of {memory} bytes ({memory / GIB:.2f} GiB) is too small: {shape.top_k} slots in each of {shape.num_layers} layers, "
-            f"dense weights, decoding cache and copies under way need {smallest} bytes ({smallest / GIB:.2f} GiB)"
-        )
-    return slots, copies
+def _bits_in_slots(source: str | Path | Any) -> int:
+    """As a packed folder says; full experts otherwise."""
+    if not isinstance(source, str | Path) or not (Path(source) / FILE_NAME).is_file():
+        return 16
+    header, _ = read_packed_header(Path(source) / FILE_NAME)
+    return 16 if header.order is None or header.bits is None else header.bits
+
+
+def _slot_layout(geometry: Geometry, bits: int) -> BlockLayout:
+    return geometry.layout if bits == 16 else product_layout(geometry.layout, bits, geometry.is_transposed)
 
 
 def _packed(geometry: Geometry) -> dict[int, int]:
@@ -243,14 +246,13 @@ def _packed(geometry: Geometry) -> dict[int, int]:
     return {16: num_experts * geometry.layout.block_bytes, **{bits: num_experts * layout.block_bytes for bits, layout in layouts.items()}}
 
 
-def _hardware(geometry: Geometry, hardware: Hardware | str | None, device: str, host_bytes: int) -> Hardware:
+def _hardware(geometry: Geometry, expert_bytes: int, hardware: Hardware | str | None, device: str, host_bytes: int) -> Hardware:
     """The machine, with the time of a layer and of a token outside the experts from the model's own bytes."""
     if hardware is None:
-        hardware = "pcie4" if device == "cuda" else measure_hardware(max(geometry.shape.expert_bytes or 0, ALIGNMENT), seconds_each=0.5)
+        hardware = "pcie4" if device == "cuda" else measure_hardware(max(expert_bytes, ALIGNMENT), seconds_each=0.5)
     machine = as_hardware(hardware)
     if host_bytes and device == "cuda" and machine.host_ram_bytes is None:
         machine = machine.behind_disk("nvme", host_bytes)
-    expert_bytes = geometry.layout.expert_bytes
     rate = machine.device_bytes_per_second or expert_bytes / max(machine.seconds_per_expert(expert_bytes), 1e-12)
     in_layers = geometry.dense_bytes - geometry.embedding_bytes - geometry.head_bytes
     layer_seconds = in_layers / geometry.shape.num_layers / rate

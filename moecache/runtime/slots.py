@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from moecache.expert_sum import Weights
+from moecache.packed_products import with_products
 from moecache.stores.blocks import ALIGNMENT, BlockLayout, aligned_bytes
 
 GIB = 2**30
@@ -35,7 +37,7 @@ class SlotPool:
     Attributes
     ----------
     blocks : list of tensors [block_bytes] uint8.
-    views : for each block its tensors by name, the same memory.
+    views : for each block its tensors by name, and its matrices in few bits that products compute with; the same memory.
 
     Raises
     ------
@@ -47,7 +49,7 @@ class SlotPool:
         self.num_bytes = num_blocks * layout.block_bytes
         raw = _allocate(self.num_bytes, self.device)
         self.blocks: list[Tensor] = list(raw.view(num_blocks, layout.block_bytes))
-        self.views: list[dict[str, Tensor]] = [layout.views(block) for block in self.blocks]
+        self.views: list[Weights] = [with_products(layout.views(block)) for block in self.blocks]
 
     def __len__(self) -> int:
         return len(self.blocks)

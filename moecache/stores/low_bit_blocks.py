@@ -9,7 +9,8 @@ A matrix becomes codes, scales and (below 8 bits) zeros in the form that `low_bi
 | ``name.zero`` bfloat16 | - | [outputs, groups] |
 
 Biases stay as they are. `DequantisedStore` turns such blocks back into full ones while reading, so that whatever computes with experts
-computes with the rounded weights; it saves reading, not memory. Which calls may be computed in few bits is not known here.
+computes with the rounded weights; it saves reading, not memory (`product_blocks` saves both). Which calls may be computed in few bits is
+not known here.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,22 +32,27 @@ from moecache.stores.checkpoint import Checkpoint, read_checkpoint
 from moecache.stores.checkpoint_store import CheckpointStore
 from moecache.stores.low_bit_blocks import low_bit_layout, round_block
 from moecache.stores.packed_file import FILE_NAME, PackedHeader, checksums, part_of, read_packed_header
+from moecache.stores.product_blocks import check_products, product_layout, round_for_products
 from moecache.stores.shard_writer import ShardWriter
 
+ORDERS = ("plain", "products")
 CONFIRMED_BYTES = 256 * 2**20  # written between two confirmations by the disk
 _CHUNK_BYTES = 16 * 2**20
 _LARGEST_SIDE_FILE = 64 * 2**20
 
 
-def pack(source: str | Path, target: str | Path, bits: int = 16, progress: bool = True) -> Path:
+def pack(source: str | Path, target: str | Path, bits: int = 16, progress: bool = True, order: str = "plain") -> Path:
     """Pack a checkpoint.
 
     Parameters
     ----------
     source : a checkpoint's folder.
     target : the folder to make; where it is there already and was packed from the same files, nothing is done.
-    bits : 16 = experts as they are; 8 or 4 = rounded, see `low_bit_blocks`.
+    bits : 16 = experts as they are; 8 or 4 = rounded.
     progress : show a progress bar.
+    order : {"plain", "products"}
+        Of experts in 8 or 4 bits. "plain" is for every processor, and slots hold written-out experts (`low_bit_blocks`); "products" is for
+        processors of this one's kind, whose slots hold the few bits (`product_blocks`).
 
     Returns
     -------
@@ -54,13 +60,14 @@ def pack(source: str | Path, target: str | Path, bits: int = 16, progress: bool 
 
     Raises
     ------
-    ValueError : another number of bits, a target that holds something else, or one that another process is packing.
+    ValueError : another number of bits or order, matrices that this processor cannot multiply with in so few bits, a target that holds
+        something else, or one that another process is packing.
     StoreError : a source that is not whole, or a disk without the room.
     """
     source, target = Path(source), Path(target)
     store = CheckpointStore(read_checkpoint(source))
     try:
-        header = _header(store, bits)
+        header = _header(store, bits, order)
         if target.exists():
             return _already_packed(target, header)
         temporary = part_of(target)
@@ -78,17 +85,26 @@ def pack(source: str | Path, target: str | Path, bits: int = 16, progress: bool 
     return target
 
 
-def _header(store: CheckpointStore, bits: int) -> PackedHeader:
+def _header(store: CheckpointStore, bits: int, order: str) -> PackedHeader:
+    if order not in ORDERS:
+        raise ValueError(f"order={order!r} is unknown; choose {' or '.join(map(repr, ORDERS))}")
     files = sorted({tensor.path for tensor in store.checkpoint.tensors.values()})
     source = {
         "model_type": str(store.checkpoint.config.model_type),
         "files": [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files],
     }
     if bits == 16:
+        if order != ORDERS[0]:
+            raise ValueError(f"order={order!r} is for experts in few bits; choose bits=8 or bits=4 with it")
         return PackedHeader(store.layout, store.num_layers, store.num_experts, source=source)
     is_transposed = hf_checkpoints.are_experts_transposed(store.checkpoint.config)
-    layout = low_bit_layout(store.layout, bits, is_transposed)
-    return PackedHeader(layout, store.num_layers, store.num_experts, bits, store.layout, is_transposed, source)
+    plain = PackedHeader(
+        low_bit_layout(store.layout, bits, is_transposed), store.num_layers, store.num_experts, bits, store.layout, is_transposed, source
+    )
+    if order == ORDERS[0]:
+        return plain
+    name = check_products(store.layout, bits, is_transposed)
+    return replace(plain, layout=product_layout(store.layout, bits, is_transposed), order=name)
 
 
 def _already_packed(target: Path, header: PackedHeader) -> Path:
@@ -170,7 +186,8 @@ def _write_block(store: CheckpointStore, header: PackedHeader, descriptor: int, 
     if header.bits is not None:
         full, block = block, np.zeros(header.layout.block_bytes, np.uint8)
         views = store.layout.views(torch.from_numpy(full)), header.layout.views(torch.from_numpy(block))
-        round_block(*views, header.bits, header.is_transposed)
+        fill = round_block if header.order is None else round_for_products
+        fill(*views, header.bits, header.is_transposed)
     _write_all(descriptor, block, header.offset(layer, expert))
     return checksums(block)
 

@@ -38,7 +38,8 @@ class PackedHeader:
     """What a packed file says of itself.
 
     `bits` is None for experts as they were; else `full_layout` is how they looked before they were rounded, and `is_transposed` whether
-    matrices were [inputs, outputs]. `source` tells what was packed.
+    matrices were [inputs, outputs]. `order` is None for the plain order of codes (`low_bit_blocks`), else it names the kind of processor
+    that multiplies with them as they are (`product_blocks`). `source` tells what was packed.
     """
 
     layout: BlockLayout
@@ -48,6 +49,7 @@ class PackedHeader:
     full_layout: BlockLayout | None = None
     is_transposed: bool = False
     source: Mapping[str, Any] = field(default_factory=dict)
+    order: str | None = None
 
     @property
     def num_units(self) -> int:

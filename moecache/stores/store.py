@@ -4,7 +4,7 @@
 |---|---|---|
 | `CheckpointStore` | a checkpoint as downloaded: tensors of one expert in several shards, at any offset | enclosing aligned ranges |
 | `PackedStore` | one file made by `moecache pack`: an aligned block per expert, with checksums | one read |
-| `DequantisedStore` | such a file with experts in few bits, given as full blocks | one read, and arithmetic |
+| `DequantisedStore` | such a file with experts in few bits in the plain order, given as full blocks | one read, and arithmetic |
 | `RamStore` | main memory, optionally page-locked | a copy |
 | `HostTier` | main memory, the most recently read blocks of another store | a copy, or the other store |
 | `PacedStore` | another store, its reads completed no earlier than a given link would | the other store |
@@ -38,6 +38,7 @@ from moecache.stores.host_tier import HostTier
 from moecache.stores.low_bit_blocks import DequantisedStore
 from moecache.stores.paced import PacedStore
 from moecache.stores.packed_file import FILE_NAME, PackedStore
+from moecache.stores.product_blocks import check_order
 
 __all__ = [
     "ALIGNMENT",
@@ -58,7 +59,9 @@ __all__ = [
 
 
 def open_store(source: str | Path | Checkpoint, host_bytes: int = 0, check: str = "first", is_pinned: bool = False) -> Store:
-    """Open the experts of a folder: packed ones if it has them (rounded ones as full blocks), else those of its checkpoint.
+    """Open the experts of a folder: packed ones if it has them, else those of its checkpoint.
+
+    Rounded experts come as full blocks where they lie in the plain order, and as they are where products compute with them so.
 
     Parameters
     ----------
@@ -73,13 +76,16 @@ def open_store(source: str | Path | Checkpoint, host_bytes: int = 0, check: str 
 
     Raises
     ------
-    StoreError : it is not there, not whole, or not understood.
+    StoreError : it is not there, not whole, not understood, or packed for another kind of processor.
     """
     folder = source.folder if isinstance(source, Checkpoint) else Path(source)
     if folder.is_file() or (folder / FILE_NAME).is_file():
         packed = PackedStore(folder, check)
+        if packed.header.order is not None and packed.header.bits is not None:
+            check_order(packed.header.order, packed.header.bits, folder)
         tier = HostTier(packed, host_bytes, is_pinned) if host_bytes else packed
-        return tier if packed.header.bits is None else DequantisedStore(tier, packed.header)
+        is_plain = packed.header.bits is not None and packed.header.order is None
+        return DequantisedStore(tier, packed.header) if is_plain else tier
     store = CheckpointStore(source)
     return HostTier(store, host_bytes, is_pinned) if host_bytes else store
 

@@ -59,7 +59,7 @@ WHOLE = "all experts in memory"
 def write(folder: Path, label: str, logits: Path, memory: str, num_prompts: int, max_new_tokens: int) -> dict[str, Any]:
     """Load, write after every prompt, and tell what was written and how long it took; `label` names a policy, or WHOLE."""
     start = perf_counter()
-    model = _whole(folder) if label == WHOLE else mc.offload(folder, POLICIES[label], memory=memory)
+    model = _whole(folder) if label == WHOLE else mc.offload(folder, POLICIES[label], memory=memory, reserve=0)
     opened, texts, seconds = perf_counter() - start, [], []
     for ids in _prompts(num_prompts):
         start = perf_counter()
@@ -205,7 +205,7 @@ def main() -> None:
         show(**load_without_experts(Path(sys.argv[2])))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--memory", default="3.2 GB", help="for dense weights and slots")
+    parser.add_argument("--memory", default="3.2 GB", help="for dense weights, decoding cache and slots")
     parser.add_argument("--cap", default="4 GB", help="of the process, all its memory and pages of files counted")
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=48, help="most tokens written after a prompt")
