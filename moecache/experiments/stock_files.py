@@ -112,7 +112,9 @@ def _widened(model_name: str, hidden_size: int, expert_width: int) -> Path:
 def _packed(fused: Path, bits: int) -> Path:
     from moecache.stores.pack import pack
 
-    return pack(fused, fused.with_name(f"{fused.name}-packed-{bits}"), bits, progress=False)
+    if bits == 16:
+        return pack(fused, fused.with_name(f"{fused.name}-packed-16"), progress=False)
+    return pack(fused, fused.with_name(f"{fused.name}-packed-{bits}-products"), bits, progress=False, order="products")
 
 
 def _gguf(fused: Path, bits: int) -> Path:

@@ -23,11 +23,13 @@ from moecache.experiments.memory_cap import CappedRun, run_capped, why_no_cap
 from moecache.experiments.read_ahead import UNKNOWN, read_ahead
 from moecache.experiments.stock_engines.protocol import Measured
 from moecache.experiments.stock_files import PYTHON_VARIABLE, Files, StockError, files_of, python, tokens_of
+from moecache.kernel import Admission
 from moecache.policy import PRESETS, Policy
 from moecache.runtime.budget import slots_within
 
 MEBIBYTE = 2**20
 PRESET_TOP_K = 10  # calls a token for which the presets' thresholds are meant
+MAX_IN_FLIGHT = 2  # background copies under way in a layer: without a bound they would take more memory than the smallest cap leaves
 DEFAULT = 0  # a choice that is left to the engine or the machine
 RAN, KILLED, TOO_SMALL = "ran", "killed by the cap", "does not fit"
 PROGRAMS = "moecache.experiments.stock_engines"
@@ -109,7 +111,7 @@ def weight_bytes(files: Files, cell: Cell) -> int:
 
 
 def policy_of(engine: Engine, top_k: int) -> Policy:
-    """The policy of this project's runtime, its threshold at the same multiple of the uniform weight as at ten calls.
+    """The policy of this project's runtime: its threshold at the same multiple of the uniform weight as at ten calls, its copies bounded.
 
     Raises
     ------
@@ -118,8 +120,12 @@ def policy_of(engine: Engine, top_k: int) -> Policy:
     found = [preset for preset in PRESETS if preset.label == engine.policy]
     if not found:
         raise ValueError(f"no policy {engine.policy!r}; there are {', '.join(preset.label for preset in PRESETS)}")
-    threshold = found[0].gate_threshold
-    return found[0] if threshold is None else found[0].replace(gate_threshold=threshold * PRESET_TOP_K / top_k, label=engine.policy)
+    changed: dict[str, Any] = {}
+    if found[0].gate_threshold is not None:
+        changed["gate_threshold"] = found[0].gate_threshold * PRESET_TOP_K / top_k
+    if found[0].admission == Admission.BACKGROUND:
+        changed["max_in_flight"] = MAX_IN_FLIGHT
+    return found[0].replace(**changed, label=engine.policy)
 
 
 def run_once(text: Text, engine: Engine, cell: Cell, choice: Choice, repeat: int) -> dict[str, Any]:
@@ -186,8 +192,9 @@ def _own_options(files: Files, engine: Engine, cell: Cell) -> list[str]:
     policy = policy_of(engine, files.shape.top_k)
     slots = slots_within(weight_bytes(files, cell), files.dense_bytes, files.block_bytes[cell.bits], policy, files.shape)
     options = ["--policy", policy.label, "--slots", str(int(slots[0]))]
-    has_threshold = policy.gate_threshold is not None and 0 < policy.gate_threshold < float("inf")
-    return [*options, "--gate-threshold", repr(policy.gate_threshold)] if has_threshold else options
+    if policy.gate_threshold is not None and 0 < policy.gate_threshold < float("inf"):
+        options += ["--gate-threshold", repr(policy.gate_threshold)]
+    return options if policy.max_in_flight is None else [*options, "--max-in-flight", str(policy.max_in_flight)]
 
 
 def outcome_of(run: CappedRun, engine: Engine) -> str:

@@ -15,6 +15,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     """The engine's own options."""
     parser.add_argument("--policy", choices=[preset.label for preset in PRESETS], default=PRESETS[0].label, help="what is waited for")
     parser.add_argument("--gate-threshold", type=float, help="another threshold than the policy's, for a router that does not call ten")
+    parser.add_argument("--max-in-flight", type=int, help="background copies under way in a layer at most (default: the policy's)")
     parser.add_argument("--slots", type=int, required=True, help="experts a layer in memory")
     parser.add_argument("--readers", type=int, help="threads that read (default: the runtime's)")
     parser.set_defaults(onednn=False)
@@ -26,15 +27,15 @@ def load(asked: argparse.Namespace) -> Any:
     from moecache.experiments.stock_engines.stepping import Stepped
 
     policy = next(preset for preset in PRESETS if preset.label == asked.policy)
-    if asked.gate_threshold is not None:
-        policy = policy.replace(gate_threshold=asked.gate_threshold, label=policy.label)
+    changed = {name: getattr(asked, name) for name in ("gate_threshold", "max_in_flight") if getattr(asked, name) is not None}
+    policy = policy.replace(**changed, label=policy.label)
     readers = {} if asked.readers is None else {"num_readers": asked.readers}
     model = moecache.offload(asked.model, policy, asked.slots, **readers)
 
     def stats() -> dict[str, float]:
         return {name: value for name, value in model.moecache.stats().items() if name not in NOT_COUNTS}
 
-    settings = {"policy": policy.label, "gate_threshold": asked.gate_threshold, "slots": asked.slots}
+    settings = {"policy": policy.label, **changed, "slots": asked.slots}
     return Stepped(model, asked, stats, settings, {"moecache": moecache.__version__})
 
 
