@@ -13,14 +13,13 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "moecache"
 
 # From the ground up. A row may import from the rows above it in this list (the floors below it); rows of one floor
-# are in order too. Modules of one sub-package may import each other.
+# are in order too. Modules of one sub-package may import each other. A module of a sub-package that knows more than the
+# others has a row of its own, by its dotted name.
 FLOORS: list[tuple[int, set[str]]] = [
     (0, {"kernel"}),
     (1, {"policy", "trace", "hardware"}),
     (1, {"steps", "ties", "calibrate"}),
     (1, {"cache"}),
-    (1, {"one_token_parts"}),
-    (1, {"one_token_compiled"}),
     (1, {"one_token"}),
     (1, {"wait_values"}),
     (2, {"provenance", "metrics", "substituted_calls", "cost_loop", "pareto", "sweep_store"}),
@@ -34,7 +33,7 @@ FLOORS: list[tuple[int, set[str]]] = [
     (3, {"stores"}),
     (3, {"sweep", "trace_report", "families", "score"}),
     (3, {"experts", "foresight", "shared_start", "contribution"}),
-    (3, {"low_bit_calls", "one_token_routing"}),
+    (3, {"low_bit_calls", "one_token.routing"}),
     (4, {"live"}),
     (3, {"stand_ins"}),
     (3, {"designs"}),
@@ -62,8 +61,15 @@ WITHOUT_TORCH = {name for floor, names in FLOORS for name in names if floor <= 2
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
+def _place(dotted: str) -> str:
+    """The name in `FLOORS` that a dotted name within the package belongs to: its module's, or else its sub-package's."""
+    first, *rest = dotted.split(".")
+    module = ".".join([first, *rest[:1]])
+    return module if module in ROW_OF else first
+
+
 def _own_name(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return _place(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
 
 
 def _imports(path: Path) -> Iterator[str]:
@@ -78,7 +84,7 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def _imported_parts(path: Path) -> set[str]:
-    names = {name.split(".")[1] for name in _imports(path) if name.startswith("moecache.")}
+    names = {_place(name.removeprefix("moecache.")) for name in _imports(path) if name.startswith("moecache.")}
     return names - {"__version__", _own_name(path)}
 
 
@@ -102,7 +108,7 @@ def test_lower_floors_do_without_torch(path):
 
 def test_a_light_import_loads_neither_torch_nor_transformers():
     program = (
-        "import sys, moecache, moecache.simulate, moecache.results, moecache.cli\n"
+        "import sys, moecache, moecache.simulate, moecache.one_token, moecache.results, moecache.cli\n"
         "print(sorted({'torch', 'transformers', 'matplotlib'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -113,3 +119,10 @@ def test_an_import_from_a_higher_floor_would_be_seen(tmp_path):
     (tmp_path / "policy.py").write_text("def late():\n    from moecache import simulate\n    return simulate\n")
     assert {name.split(".")[1] for name in _imports(tmp_path / "policy.py")} == {"simulate"}
     assert ROW_OF["simulate"] > ROW_OF["policy"]
+
+
+def test_a_module_with_a_row_of_its_own_is_higher_than_its_package():
+    assert _place("one_token.routing.OneRow") == "one_token.routing"
+    assert _place("one_token.OneToken") == "one_token"
+    assert [_own_name(PACKAGE / "one_token" / f"{name}.py") for name in ("routing", "parts")] == ["one_token.routing", "one_token"]
+    assert ROW_OF["one_token.routing"] > ROW_OF["one_token"]

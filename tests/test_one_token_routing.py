@@ -13,8 +13,8 @@ from moecache.families import family_of, routing_of, selection_scores
 from moecache.hf_internals import RouterOutput
 from moecache.kernel import Outcome
 from moecache.one_token import OneToken
-from moecache.one_token_compiled import note
-from moecache.one_token_routing import OneRow
+from moecache.one_token.compiled import note
+from moecache.one_token.routing import OneRow
 from moecache.policy import WeightRule
 from moecache.trace import ModelShape
 

@@ -28,7 +28,7 @@ from moecache.foresight import Foresight
 from moecache.hf_internals import MoeLayer, RouterOutput
 from moecache.kernel import Landing, Outcome
 from moecache.one_token import OneToken
-from moecache.one_token_routing import OneRow
+from moecache.one_token.routing import OneRow
 from moecache.policy import WeightRule
 from moecache.runtime.low_bit_experts import LowBitExperts
 from moecache.runtime.residency import Residency

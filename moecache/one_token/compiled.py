@@ -1,6 +1,6 @@
 """Compiled steps of one token: what a router said is sorted, and the kernel decides, in calls that take addresses.
 
-What a router said is given by the addresses of its tensors, and all else by that of `one_token_parts`, so a step is a few calls with a few
+What a router said is given by the addresses of its tensors, and all else by that of `parts`, so a step is a few calls with a few
 plain numbers.
 
 What is computed here is what `families.routing_of` and `experts.final_weights` compute, bit for bit: only sums in the order of the calls,
@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from moecache import one_token_parts
 from moecache.kernel import Admission, Outcome, replay
 from moecache.kernel.jit import source_digest
 from moecache.kernel.state import MOST_TOKENS
-from moecache.one_token_parts import (
+from moecache.one_token.parts import (
     HEARD_AT,
     LOG_AT,
     RULES_AT,
@@ -45,7 +44,7 @@ BACKGROUND = int(Admission.BACKGROUND)
 HIT, FORCED, SUBSTITUTED, DROPPED = int(Outcome.HIT), int(Outcome.FORCED), int(Outcome.SUBSTITUTED), int(Outcome.DROPPED)
 OWN, OWN_RAW, INHERIT, RESCALE = 0, 1, 2, 3  # the weight rules
 # Of all sources, other than this file, that the compiled code is made from.
-_DIGEST = sha256((source_digest() + Path(one_token_parts.__file__).read_text()).encode()).hexdigest()[:16]
+_DIGEST = sha256((source_digest() + Path(__file__).with_name("parts.py").read_text()).encode()).hexdigest()[:16]
 
 
 def _entry(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from moecache.cache import ExpertCache
 from moecache.kernel import growth_table
 from moecache.kernel.state import MOST_TOKENS
-from moecache.one_token_compiled import IS_COMPILED, advance, hear, step
-from moecache.one_token_parts import new_parts, words_of
+from moecache.one_token.compiled import IS_COMPILED, advance, hear, step
+from moecache.one_token.parts import new_parts, words_of
 from moecache.trace import DecisionLog
 
 TABLE_TOKENS = 1024
@@ -82,7 +82,7 @@ class OneToken:
         self.residents, self.others, self.booked, self.arrivals, self.is_rerouted = NOTHING, NOTHING, NOTHING, NOTHING, False
 
     def hear(self, logits: int, weights: int, ids: int, scores: int) -> bool:
-        """Take the next step from the addresses of a router's output; see `one_token_compiled.hear`.
+        """Take the next step from the addresses of a router's output; see `compiled.hear`.
 
         Returns
         -------

@@ -15,19 +15,19 @@ from functools import partial
 
 import torch
 
-from moecache import one_token_compiled
 from moecache.families import Family, Routing, exact_selection_scores, selection_scores
 from moecache.hf_internals import RouterOutput
-from moecache.one_token import OneToken
-from moecache.one_token_compiled import IS_COMPILED, reweigh
+from moecache.one_token import compiled
+from moecache.one_token.compiled import IS_COMPILED, reweigh
+from moecache.one_token.decider import OneToken
 from moecache.policy import WeightRule
 
 FLOAT32 = torch.float32
 RULES = {
-    WeightRule.OWN: one_token_compiled.OWN,
-    WeightRule.OWN_RAW: one_token_compiled.OWN_RAW,
-    WeightRule.INHERIT: one_token_compiled.INHERIT,
-    WeightRule.RESCALE: one_token_compiled.RESCALE,
+    WeightRule.OWN: compiled.OWN,
+    WeightRule.OWN_RAW: compiled.OWN_RAW,
+    WeightRule.INHERIT: compiled.INHERIT,
+    WeightRule.RESCALE: compiled.RESCALE,
 }
 
 
