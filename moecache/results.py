@@ -286,9 +286,13 @@ def _is_showing(path: Path) -> bool:
 
 
 def _meaning(source: str) -> str:
-    """Return a module's code without comments and docstrings: a better explanation measures nothing anew."""
+    """Return a module's code without comments and docstrings, those of attributes too: a better explanation measures nothing anew."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
-            node.body = node.body[1:]
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [statement for statement in node.body if not _is_text(statement)]
     return ast.dump(tree)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str)

@@ -140,6 +140,26 @@ def test_both_forms_of_an_entry_are_read():
     assert read.names("Parameters") == {"ids", "low", "high", "policy", "size", "rest"}
 
 
+@pytest.mark.parametrize("kind", [mc.Outcome, mc.Landing, mc.ArrivalKind, mc.Count])
+def test_every_member_of_what_a_log_holds_has_one_line_on_its_page(kind):
+    said = docstrings.of_members(kind)
+    assert list(said) == [member.name for member in kind]
+    written = objects.write(f"moecache.{kind.__name__}", kind, str, {}).splitlines()
+    assert all(f"- `{member.name.lower()}` = {member.value}: {said[member.name]}" in written for member in kind)
+
+
+def test_only_the_string_below_a_member_is_its_meaning():
+    class Kind(Enum):
+        """Who."""
+
+        NEAR = "near"
+        """Close by."""
+        FAR = "far"
+
+    assert docstrings.of_members(Kind) == {"NEAR": "Close by."}
+    assert objects.write("moecache.Kind", Kind, str, {}).splitlines()[-3:-1] == ["- `near` = 'near': Close by.", "- `far` = 'far'"]
+
+
 def test_an_unknown_section_is_refused_with_the_name_of_its_object():
     def wrong():
         """Do it.

@@ -178,6 +178,10 @@ def test_explaining_code_better_changes_nothing_and_changing_it_does():
     code = 'def f(x):\n    """Say."""\n    return x + 1  # one\n'
     assert results._meaning(code) == results._meaning(code.replace("Say", "Explain").replace("# one", "# more"))
     assert results._meaning(code) != results._meaning(code.replace("+ 1", "+ 2"))
+    members = "class Kind:\n    HIT = 0  # resident\n    MISS = 1\n"
+    documented = 'class Kind:\n    """Who."""\n\n    HIT = 0\n    """Resident."""\n    MISS = 1\n'
+    assert results._meaning(members) == results._meaning(documented)
+    assert results._meaning(members) != results._meaning(documented.replace("MISS = 1", "MISS = 2"))
 
 
 def test_stored_results_are_shown_without_measuring(folders, monkeypatch):

@@ -6,13 +6,19 @@ Two forms of an entry are in use, and both are read:
 - ``name : meaning``, which goes on, indented, when it is longer than a line.
 
 They are told apart by the length of the first line: one that is continued is full. An entry may name several parameters (``low, high``).
+
+What a member of an enum means is said by the string below it, which Python throws away: `of_members` reads it from the source.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+import textwrap
 from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 SECTIONS = ("Parameters", "Attributes", "Returns", "Yields", "Raises", "Warns")
@@ -67,6 +73,17 @@ def parse(text: str) -> Docstring:
             into.append(line)
     after = [line for body in found.values() for line in _split_off_prose(body)]
     return Docstring("\n".join([*prose, *after]).strip(), {name: _entries(body, name) for name, body in found.items()})
+
+
+def of_members(described: type[Enum]) -> dict[str, str]:
+    """What the string below each member of an enum says, by the member's name; members without one are left out."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(described))).body
+    assert isinstance(definition, ast.ClassDef)
+    said: dict[str, str] = {}
+    for statement, below in pairwise(definition.body):
+        if isinstance(statement, ast.Assign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            said |= {target.id: inspect.cleandoc(str(below.value.value)) for target in statement.targets if isinstance(target, ast.Name)}
+    return said
 
 
 def _split_off_prose(body: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any
 
-from moecache.api_pages.docstrings import SECTIONS, Entry, read
+from moecache.api_pages.docstrings import SECTIONS, Entry, of_members, read
 
 Linked = Callable[[str], str]
 _LONGEST_DEFAULT = 40
@@ -97,14 +97,20 @@ def _value(value: Any, constants: dict[int, str]) -> str:
 
 def _class(name: str, described: type, linked: Linked, constants: dict[int, str]) -> str:
     if issubclass(described, Enum):
-        members = "\n".join(f"- `{member.name.lower()}` = {member.value!r}" for member in described)
-        return _directive("class", name, f"{_body(described, linked)}\n\n{members}")
+        return _directive("class", name, f"{_body(described, linked)}\n\n{_enum_members(described, linked)}")
     if issubclass(described, Exception):
         return _directive("exception", name, _body(described, linked))
     is_made_by_hand = is_dataclass(described) or ("__init__" in vars(described) and not getattr(described, "_is_protocol", False))
     head = name + (signature(described, constants) if is_made_by_hand else "")
     members = "\n\n".join(_member(*member, linked, constants) for member in public_members(described))
     return _directive("class", head, f"{_body(described, linked)}\n\n{members}", fence="``````")
+
+
+def _enum_members(described: type[Enum], linked: Linked) -> str:
+    """A line for each member: its name as it is written in a policy, its value, and what it means where that is said."""
+    said = of_members(described)
+    lines = [(member, linked(said.get(member.name, ""))) for member in described]
+    return "\n".join(f"- `{member.name.lower()}` = {member.value!r}" + (f": {text}" if text else "") for member, text in lines)
 
 
 def public_members(described: type) -> Iterator[tuple[str, Any]]:

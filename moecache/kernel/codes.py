@@ -11,43 +11,66 @@ class Outcome(IntEnum):
     """What became of one call."""
 
     HIT = 0
+    """The expert was resident when the step began."""
     FETCHED = 1
-    FORCED = 2  # nobody could stand in, so the miss was fetched after all
+    """A miss that was waited for."""
+    FORCED = 2
+    """A miss that was not worth waiting for; nobody could stand in, so it was fetched after all."""
     SUBSTITUTED = 3
+    """A miss that another expert computed."""
     DROPPED = 4
+    """A miss that nobody computed."""
     LOW_PRECISION = 5
+    """A miss that the expert's own copy in few bits computed."""
     CPU = 6
+    """A miss that was computed where its weights lie."""
 
 
 class Landing(IntEnum):
     """What became of one arrival (the last column of the arrivals log)."""
 
     LANDED = 0
+    """The expert became resident."""
     ALREADY_RESIDENT = 1
+    """Dropped: the expert had become resident meanwhile."""
     NO_VICTIM = 2
-    CANCELLED = 3  # the cache was reset while the copy was under way
+    """Dropped: no resident could leave in this step."""
+    CANCELLED = 3
+    """Dropped: the cache was reset while the copy was under way."""
 
 
 class ArrivalKind(IntEnum):
     """Who asked for the copy."""
 
     ADMISSION = 0
+    """Background admission: the expert's mass account reached the threshold."""
     PREFETCH = 1
+    """Prefetching: the expert was predicted for this step."""
 
 
 class Count(IntEnum):
     """Columns of the counters, after one for each outcome."""
 
     EVICTIONS = 7
-    BOOKED = 8  # background copies asked for
-    ADMITTED = 9  # background copies that became resident
-    ARRIVALS_DROPPED = 10  # background copies that did not
-    FIRST_SUBSTITUTED = 11  # first choices served by a fallback
-    NOT_INSERTED = 12  # fetched, computed, and not made resident
-    PREFETCHED = 13  # prefetches that became resident
-    PREFETCH_USEFUL = 14  # of them, called before they were evicted
-    PREFETCH_WASTED = 15  # of them, evicted without a call
-    OUTSIDE_RECORDED = 16  # stand-ins that the trace's best M scores do not show
+    """Residents that gave up their slot."""
+    BOOKED = 8
+    """Background copies that were asked for."""
+    ADMITTED = 9
+    """Background copies that became resident."""
+    ARRIVALS_DROPPED = 10
+    """Copies of either kind that arrived and did not become resident."""
+    FIRST_SUBSTITUTED = 11
+    """First choices that a fallback served."""
+    NOT_INSERTED = 12
+    """Experts that were fetched and computed, and not made resident."""
+    PREFETCHED = 13
+    """Prefetches that became resident."""
+    PREFETCH_USEFUL = 14
+    """Of them, those that were called before they were evicted."""
+    PREFETCH_WASTED = 15
+    """Of them, those that were evicted without a call."""
+    OUTSIDE_RECORDED = 16
+    """Stand-ins that the trace's best M scores do not show."""
 
 
 HIT, FETCHED, FORCED = int(Outcome.HIT), int(Outcome.FETCHED), int(Outcome.FORCED)
