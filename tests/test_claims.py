@@ -183,6 +183,8 @@ def test_a_claim_may_have_units_settings_and_rows_of_its_own() -> None:
     ]  # fmt: skip
     found = claims.judge_settings(speed, drawing, pd.DataFrame(rows))
     assert {setting: verdict.state for setting, verdict in found.items()} == {"m, some": SUPPORTED}
+    once = claims.judge_settings(speed, drawing, pd.DataFrame([row for row in rows if row["repeat"] == 0]))
+    assert [verdict.evidence for verdict in once.values()] == ["only 1 repeat was read, 3 are needed"]
 
 
 def test_the_interval_alone_decides() -> None:
@@ -202,6 +204,7 @@ def test_all_thirteen_claims_are_listed_with_rules_that_exist() -> None:
         assert all(re.fullmatch(r"\d\d", number) for number in claim.chapters)
         assert claim.rule in claims.RULES or not claim.rule
         assert claim.also is None or claim.also.rule in claims.RULES
+        assert {half.experiment[:2] for half in (claim, claim.also) if half is not None} <= set(claim.chapters)
         assert "{" not in claim.rule_in_words
         assert "|" not in claim.text + claim.reported
 
@@ -243,15 +246,28 @@ def test_a_wrong_data_file_is_answered_with_what_is_wrong(tmp_path: Path) -> Non
 # The page
 
 
-def _store(folder: Path, frame: pd.DataFrame, kernel_version: int = KERNEL_VERSION) -> None:
+def _store(folder: Path, frame: pd.DataFrame, kernel_version: int = KERNEL_VERSION, experiment: str = "04_misses_that_matter") -> None:
     about = {"device": "one core of a test", "date": "2026-11-29T00:00:00", "commit": "0123456789abcdef"}
-    write_frame(folder / "04_misses_that_matter" / "one.csv", frame, {"kernel_version": kernel_version, "provenance": about})
+    write_frame(folder / experiment / "one.csv", frame, {"kernel_version": kernel_version, "provenance": about})
 
 
 def test_without_results_every_claim_is_not_yet_measured(tmp_path: Path) -> None:
     rows = [line for line in claims.page(tmp_path, tmp_path).splitlines() if re.match(r"\| [a-m] \|", line)]
     assert len(rows) == 13
-    assert all("| not yet measured | not measured |" in row and "(planned)" in row for row in rows)
+    assert all("| not yet measured: no results of chapter" in row and "(planned)" in row for row in rows)
+    (two_halves,) = [row for row in rows if row.startswith("| g |")]
+    assert "| not yet measured: no results of chapters 10 and 09 are stored | not measured |" in two_halves
+
+
+def test_a_claim_of_which_half_is_stored_says_in_the_table_only_what_is_missing(tmp_path: Path) -> None:
+    policies = {label: SyntheticPolicy("first J", 0.01, 0.2, 0.3) for label in ("speed-first", "first choice")}
+    _store(tmp_path, _frame(policies, SETTINGS), experiment="10_chosen_policies")
+    table, _, evidence = claims.page(tmp_path, tmp_path).partition("## Rules and evidence")
+    (row,) = [line for line in table.splitlines() if line.startswith("| i |")]
+    assert "| not yet measured: no results of chapter 09 are stored | not measured |" in row
+    told = [line for line in evidence.partition("### i. ")[2].partition("### j. ")[0].splitlines() if line.startswith("- reference-512")]
+    assert len(told) == 2
+    assert all("*speed-first* minus *first choice*" in line and "the other half was not measured here" in line for line in told)
 
 
 def test_the_page_shows_verdicts_evidence_and_where_it_was_measured(tmp_path: Path) -> None:

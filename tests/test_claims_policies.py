@@ -107,6 +107,8 @@ def test_a_capacity_without_seconds_can_refute_and_does_not_count_otherwise() ->
     judged = claims.judge_settings(claim, replace(drawing, num_draws=1000), pd.concat(frames, ignore_index=True), _seconds())
     assert [verdict.state for verdict in judged.values()] == [State.SUPPORTED, State.NOT_YET_MEASURED]
     assert "the other half was not measured here" in list(judged.values())[1].evidence
+    without = claims.judge_settings(claim, replace(drawing, num_draws=1000), pd.concat(frames, ignore_index=True))
+    assert claims.combine(without) == claims.Verdict(State.NOT_YET_MEASURED, "the other half was not measured here")
     assert claims.combine(judged).state is State.SUPPORTED
     frames[1] = paired_frame(_world(0.05, 0.01), NUM_DOCUMENTS, 0, other)
     judged = claims.judge_settings(claim, replace(drawing, num_draws=1000), pd.concat(frames, ignore_index=True), _seconds())

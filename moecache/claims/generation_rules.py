@@ -18,7 +18,7 @@ import pandas as pd
 from moecache import stats
 from moecache.claims.data import Drawing
 from moecache.claims.losses import MASS
-from moecache.claims.verdict import State, Verdict
+from moecache.claims.verdict import State, Verdict, counted
 
 
 class Answer(StrEnum):
@@ -41,7 +41,9 @@ def generation_follows_mass_partly(frame: pd.DataFrame, parameters: Mapping[str,
         follows, across = across_policies(rows, parameters["agreement"], parameters["strong"], drawing)
         nothing, within = within_policies(rows, parameters["agreement"], parameters["weak"], drawing)
         found.append((follows, nothing))
-        told.append(f"{kind.replace('_', ' ')} (n = {rows['document'].nunique()} problems): across {across}; problem by problem {within}")
+        told.append(
+            f"{kind.replace('_', ' ')} (n = {counted(rows['document'].nunique(), 'problem')}): across {across}; problem by problem {within}"
+        )
     if any(follows is Answer.NO or nothing is Answer.YES for follows, nothing in found):
         state = State.SUPPORTED
     elif all(follows is Answer.YES and nothing is Answer.NO for follows, nothing in found):

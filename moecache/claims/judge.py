@@ -12,7 +12,7 @@ import pandas as pd
 
 from moecache.claims.data import Claim, Drawing, load_claims
 from moecache.claims.rules import RULES
-from moecache.claims.verdict import State, Verdict, both, combine
+from moecache.claims.verdict import State, Verdict, both, combine, counted
 
 REGIME_WORDS = {"admitted_anyway": "a substituted miss is admitted anyway", "stays_out": "a substituted miss stays out"}
 
@@ -108,7 +108,7 @@ def _judged(claim: Claim, drawing: Drawing, frame: pd.DataFrame) -> list[tuple[d
     for setting, rows in _where(frame, claim.where).groupby(list(claim.setting), sort=False):
         num_units = len(set(rows[drawing.unit]))
         if num_units < drawing.fewest_units:
-            few = f"only {num_units} {drawing.unit}s were read, {drawing.fewest_units} are needed"
+            few = f"only {counted(num_units, drawing.unit)} {'was' if num_units == 1 else 'were'} read, {drawing.fewest_units} are needed"
             verdict = Verdict(State.INCONCLUSIVE, few)
         else:
             verdict = rule(rows, claim.parameters, drawing)

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from moecache.claims.data import Drawing
+from moecache.claims.verdict import counted
 from moecache.stats import PairedUnits, draw_counts, pair_documents, percentile_interval, weighted_mean_draws
 from moecache.stats.paired import DIFFERENCE
 
@@ -55,7 +56,7 @@ class Losses:
     @property
     def n(self) -> str:
         """n and what it counts, in words."""
-        return f"n = {self.num_units} {self.paired.unit}s"
+        return f"n = {counted(self.num_units, self.paired.unit)}"
 
     def loss(self, policy: str) -> float:
         """Return a policy's mean loss, nats a token."""

@@ -59,19 +59,24 @@ def page(notebooks: Path = _ROOT / "notebooks", stored: Path | None = None, buil
     chapters = {number: name for number, name in names.items() if built is None or number in built}
     read = cache(lambda experiment: stored_frame(experiment, stored))
     judged = {c.id: judge_settings(c, drawing, *(read(name)[0] for name in _experiments(c))) if c.rule else {} for c in claims}
-    rows = [_row(claim, overall(judged[claim.id], claim.drawn(drawing).models), chapters) for claim in claims]
+    lacking = {claim.id: [name[:2] for name in _experiments(claim) if read(name)[0].empty] for claim in claims}
+    rows = [_row(claim, overall(judged[claim.id], claim.drawn(drawing).models), lacking[claim.id], chapters) for claim in claims]
     sources = {c.id: [source for name in _experiments(c) for source in read(name)[1]] for c in claims if c.rule}
     evidence = [_evidence(c, judged[c.id], sources[c.id]) for c in claims if c.rule]
     return "\n".join([_HEAD, _COLUMNS, *rows, "", "## Rules and evidence", "", _how(drawing), *evidence])
 
 
 def _experiments(claim: Claim) -> list[str]:
-    """The experiments that decide a claim: its own, and that of its other half."""
-    return [claim.experiment] if claim.also is None else [claim.experiment, claim.also.experiment]
+    """The experiments that decide a claim, which begin with their chapter's number: its own, and that of its other half."""
+    return [half.experiment for half in (claim, claim.also) if half is not None and half.experiment]
 
 
-def _row(claim: Claim, verdict: Verdict, chapters: Mapping[str, str]) -> str:
-    ours = ": ".join(part for part in (_MARKS[verdict.state], verdict.evidence) if part)
+def _row(claim: Claim, verdict: Verdict, lacking: list[str], chapters: Mapping[str, str]) -> str:
+    """A line of the table; `lacking` are the chapters whose results decide the claim and are not stored."""
+    evidence = verdict.evidence
+    if verdict.state is State.NOT_YET_MEASURED and lacking:
+        evidence = f"no results of chapter{'s' if len(lacking) > 1 else ''} {' and '.join(lacking)} are stored"
+    ours = ": ".join(part for part in (_MARKS[verdict.state], evidence) if part)
     links = ", ".join(
         f"[{number}](chapters/{chapters[number]}.ipynb)" if number in chapters else f"{number} (planned)" for number in claim.chapters
     )

@@ -23,7 +23,7 @@ from moecache.claims.losses import MASS, Losses, gather_losses
 from moecache.claims.policy_rules import POLICY_RULES
 from moecache.claims.speed_rules import SPEED_RULES
 from moecache.claims.time_rules import TIME_RULES
-from moecache.claims.verdict import State, Verdict, side_of
+from moecache.claims.verdict import State, Verdict, counted, side_of
 from moecache.stats import correlation_across_documents, correlation_across_policies, fan_across, fan_within, leaving_families_out
 from moecache.stats.paired import DIFFERENCE
 
@@ -182,7 +182,7 @@ def _too_few_rules(losses: Losses, rules: list[str], parameters: Mapping[str, An
         return None
     return Verdict(
         State.INCONCLUSIVE,
-        f"only {len(rules)} rules of {len(families)} families substituted no first choice; "
+        f"only {counted(len(rules), 'rule')} of {counted(len(families), 'family', 'families')} substituted no first choice; "
         f"{parameters['fewest_policies']} of {parameters['fewest_families']} are needed ({losses.n})",
     )
 

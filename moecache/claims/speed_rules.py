@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from moecache.claims.data import Drawing
-from moecache.claims.verdict import State, Verdict, side_of
+from moecache.claims.verdict import State, Verdict, counted, side_of
 from moecache.stats.ratios import Ratio, paired_ratio
 
 RATE = "tokens_per_second"
@@ -37,7 +37,7 @@ def faster_than_stock(frame: pd.DataFrame, parameters: Mapping[str, Any], drawin
             continue
         states.append(side_of(ratio.low, ratio.high, factor))
         told.append(f"*{engine}* {ratio.value:.1f} [{ratio.low:.1f}, {ratio.high:.1f}] times as fast ({factor:g} asked)")
-    evidence = f"against {parameters['stock']}: {'; '.join(told)} (n = {stock.size} {drawing.unit}s)"
+    evidence = f"against {parameters['stock']}: {'; '.join(told)} (n = {counted(stock.size, drawing.unit)})"
     return Verdict(_worst(states), evidence)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from moecache.claims.data import Drawing
-from moecache.claims.verdict import State, Verdict, side_of, worst_of
+from moecache.claims.verdict import State, Verdict, counted, side_of, worst_of
 from moecache.stats import draw_counts, percentile_interval
 
 
@@ -36,7 +36,7 @@ def saves_time(frame: pd.DataFrame, parameters: Mapping[str, Any], drawing: Draw
     elsewhere = [f"{link} {_beside(rows, chosen, against, drawing)}" for link, rows in links.items()]
     beside = f"; over emulated links: {', '.join(elsewhere)}" if elsewhere else ""
     evidence = f"Times as fast as *{against}* on the {parameters['decides']}: {', '.join(told)}{beside}"
-    return Verdict(worst_of(states), f"{evidence} (n = {deciding['block'].nunique()} {drawing.unit}s)")
+    return Verdict(worst_of(states), f"{evidence} (n = {counted(deciding['block'].nunique(), drawing.unit)})")
 
 
 def _times_as_fast(rows: pd.DataFrame, label: str, against: str, drawing: Drawing) -> tuple[float, float, float]:

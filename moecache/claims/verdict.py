@@ -32,10 +32,18 @@ class Verdict:
     state : State
     evidence : str
         A sentence with effect, interval and n; plain Markdown.
+    lacking : str
+        What is missing before the claim can be decided, where that is not all of the evidence.
     """
 
     state: State
     evidence: str
+    lacking: str = ""
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Say how many there are: 1 repeat, 3 repeats; `many` is the plural that is not made by an s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def side_of(low: float, high: float, bound: float = 0.0) -> State:
@@ -67,9 +75,12 @@ def both(first: Verdict, second: Verdict | None) -> Verdict:
     Verdict
     """
     if second is None or State.NOT_YET_MEASURED in (first.state, second.state):
-        other = "the other half was not measured here" if second is None else second.evidence
-        is_refuted = State.NOT_SUPPORTED in (first.state, State.NOT_YET_MEASURED if second is None else second.state)
-        return Verdict(State.NOT_SUPPORTED if is_refuted else State.NOT_YET_MEASURED, f"{_told(first)}; {other}")
+        other = Verdict(State.NOT_YET_MEASURED, "the other half was not measured here") if second is None else second
+        told = f"{_told(first)}; {other.evidence}"
+        if State.NOT_SUPPORTED in (first.state, other.state):
+            return Verdict(State.NOT_SUPPORTED, told)
+        open_halves = [half.evidence for half in (first, other) if half.state is State.NOT_YET_MEASURED]
+        return Verdict(State.NOT_YET_MEASURED, told, " ".join(open_halves))
     return Verdict(worst_of([first.state, second.state]), f"{_told(first)}. {second.evidence}")
 
 
@@ -84,7 +95,7 @@ def combine(verdicts: Mapping[str, Verdict]) -> Verdict:
     ----------
     verdicts : mapping of str to Verdict
         By setting; settings that were not measured for this claim do not count. Without any, nothing was
-        measured.
+        measured, and the evidence says what is lacking.
 
     Returns
     -------
@@ -92,7 +103,7 @@ def combine(verdicts: Mapping[str, Verdict]) -> Verdict:
     """
     measured = [v.state for v in verdicts.values() if v.state is not State.NOT_YET_MEASURED]
     if not measured:
-        reasons = dict.fromkeys(v.evidence for v in verdicts.values())
+        reasons = dict.fromkeys(v.lacking or v.evidence for v in verdicts.values())
         return Verdict(State.NOT_YET_MEASURED, " ".join(reasons))
     if len(set(measured)) == 1:
         return Verdict(measured[0], f"in {_all_of(len(measured))}")
