@@ -9,6 +9,8 @@
 # short. It knows no experts. It reads page by page, each read waits for the one before, and what it drops is what was touched longest
 # ago, wherever it belongs. This project's runtime keeps whole experts in slots, reads whole blocks around the page cache, several at a
 # time, and may decide not to wait.
+#
+# {{place_words}}
 
 # %% [markdown]
 # ## What we expect
@@ -37,17 +39,23 @@ read_ahead_kib = []  # read-ahead of the disk tried beforehand for engines that 
 sweep_tokens = 24  # measured in each run of that trial
 agreement_tokens = 0  # compared with the exact model before any clock is read; 0: not compared on this page
 timeout_seconds = 240  # after which a run is stopped
+device = "cpu"  # where engines compute; "cuda" (UNVERIFIED): caps are then shares of the experts' bytes on a GPU
+host_mebibytes = 16384  # cap of main memory beside a GPU
 
 # %%
 from moecache import chapters, claims, stats
 from moecache.experiments import stock
+from moecache.experiments import stock_place_report as places
 from moecache.experiments import stock_report as report
 from moecache.experiments import stock_words_report as words
+from moecache.experiments.stock_places import Place
 from moecache.experiments.stock_runs import Text
 from moecache.figures import stock as figures
 
-text = Text(model_name, hidden_size, expert_width, warm_tokens, measured_tokens, process_mebibytes, timeout_seconds)
-cells = stock.cells_of(resident_fractions, low_bit_fractions)
+place = Place(device, host_mebibytes)
+text = Text(model_name, hidden_size, expert_width, warm_tokens, measured_tokens, process_mebibytes, timeout_seconds, place)
+stock.check_place(text, engine_names)
+cells = stock.cells_of(resident_fractions, low_bit_fractions, place)
 options = stock.Options(thread_counts, read_ahead_kib)
 
 # %% [markdown]
@@ -58,7 +66,7 @@ options = stock.Options(thread_counts, read_ahead_kib)
 # {{experts_gibibytes:.2g}} GiB of experts). Every engine decodes the same tokens one by one under teacher forcing. {{agreement_words}}
 
 # %% tags=["hide-input"]
-chapters.values(model=model_name, **words.sizes(text))
+chapters.values(model=model_name, **words.sizes(text), **places.place_values(text, engine_names, low_bit_fractions))
 if agreement_tokens:
     agreement = stock.agreement(text, engine_names, cells, agreement_tokens)
     chapters.show_table(words.agreement_table(agreement), digits=2)
@@ -69,13 +77,12 @@ else:
 # %% [markdown]
 # ## The same memory
 #
-# Each run is a process of its own. {{cap_words}} A cap is the dense weights, {{process_mebibytes}} MiB for the process, and the stated
-# share of the experts' bytes; it is the same for every engine. Pages of files count, whoever keeps them. {{spare_words}} The first
-# {{warm_tokens}} tokens of a run warm it, the next {{measured_tokens}} are timed. {{sweep_words}}
+# Each run is a process of its own. {{cap_words}} {{budget_words}} Pages of files count, whoever keeps them. {{spare_words}} The first
+# {{warm_tokens}} tokens of a run warm it, the next {{measured_tokens}} are timed. {{left_out_words}} {{sweep_words}}
 
 # %% tags=["hide-input"]
 frame, swept = stock.measure(text, engine_names, cells, options, num_repeats, sweep_tokens)
-chapters.values(process_mebibytes=process_mebibytes, warm_tokens=warm_tokens, measured_tokens=measured_tokens)
+chapters.values(warm_tokens=warm_tokens, measured_tokens=measured_tokens)
 chapters.values(cap_words=words.cap_words(frame), sweep_words=words.sweep_words(swept), spare_words=words.spare_words(frame, text))
 if len(swept):
     chapters.show_table(report.sweep_table(swept), digits=3)
@@ -98,8 +105,7 @@ chapters.values(**words.values(frame))
 chapters.show(figures.rates_by_cap(table), alt=words.alternative(table))
 
 # %% [markdown]
-# *Peak* is what the operating system counted for the whole run, cached pages of files included; *resident* the most that the process
-# itself had in memory, mapped pages included; *read* what came from the disk while tokens were timed.
+# {{peak_words}}; *read* what came from the disk while tokens were timed.
 
 # %% tags=["hide-input"]
 chapters.show_table(report.shown_rates(table), digits=3)
@@ -152,11 +158,12 @@ chapters.values(meaning=words.meaning(frame), **words.verdict(frame))
 # ## What it does not mean
 #
 # - **When llama.cpp wins.** {{fitting_words}} It also has kernels for prompts, many tokens at once, while here only decoding, one token
-#   at a time, was timed; and kernels for GPUs, where this runtime has not been measured against anything.
-# - The regime is *page faults of mapped files on one disk*. An engine that reads experts explicitly, as ours does, is not among the
-#   stock ones; the gain is over mapping, not over every possible engine.
-# - One machine, its disk and its {{num_cores}} cores. On a faster disk the page-fault path may lose less, on a slower one everything waits.
+#   at a time, was timed; and {{kernel_words}}.
+# - The regime is {{regime_words}}. An engine that reads experts explicitly, as ours does, is not among the stock ones; the gain is over
+#   mapping, not over every possible engine.
+# - One machine, {{machine_words}} and its {{num_cores}} cores. On a faster disk the page-fault path may lose less, on a slower one
+#   everything waits.
 # - One model of {{num_layers}} layers. A large model has more layers and the same loop; fixed costs of a token weigh less there.
 # - A text read under teacher forcing is what makes all engines do the same work. It is not generation, whose text each policy changes.
 # - The comparison on another machine is one command, and its parameters are those of the box above:
-#   `moecache run 11 --profile full`. A comparison on a GPU, at equal *GPU* memory, has not been written.
+#   `moecache run 11 --profile full`. {{command_words}}

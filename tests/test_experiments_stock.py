@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from fake_machine import FETCHING, LLAMA, MAPPED, QUALITY, RULE, TEXT, FakeMachine
 
 from moecache import claims, results
 from moecache.cache import CapacityError
@@ -16,68 +15,17 @@ from moecache.claims import State
 from moecache.experiments import read_ahead, stock, stock_files, stock_report, stock_runs, stock_words_report
 from moecache.experiments.memory_cap import CappedRun
 from moecache.experiments.stock import ENGINES, Options
-from moecache.experiments.stock_engines.protocol import Measured
-from moecache.experiments.stock_files import Files, StockError
-from moecache.experiments.stock_runs import KILLED, RAN, TOO_SMALL, Cell, Choice, Text
+from moecache.experiments.stock_files import StockError
+from moecache.experiments.stock_runs import KILLED, RAN, TOO_SMALL, Cell, Choice
 from moecache.figures.stock import rates_by_cap
-from moecache.trace import ModelShape
 
-TEXT = Text("reference-64", 512, 128, 4, 8, 100, 60)
-LLAMA, MAPPED, FETCHING, RULE, QUALITY = (
-    "llama.cpp", "transformers, mapped files", "moecache, fetch every miss", "moecache, 0.15 rule", "moecache, quality-first",
-)  # fmt: skip
 SMALL, WHOLE = Cell(16, 0.2), Cell(16, 1.0)
 NOTHING = Options([], [])
-SHAPE = ModelShape(num_layers=2, num_experts=64, top_k=8)
-GIB = 2**30
-
-
-class FakeMachine:
-    """Stands for processes and the disk: answers every command by the engine's program, and notes what was asked."""
-
-    def __init__(self, folder: Path) -> None:
-        self.commands: list[list[str]] = []
-        self.limits: list[int | None] = []
-        self.rate = {"llama_cpp": 4.0, "transformers_mmap": 2.0, "ours": 40.0}
-        self.best_threads = 4
-        self.killed: set[str] = set()
-        self.stops_after = 10**9
-        self.files = Files(folder, folder, SHAPE, 10 * 2**20, {16: 2**20, 4: 2**18})
-
-    def run(self, command, limit_bytes, timeout_seconds, env=None):
-        if len(self.commands) >= self.stops_after:
-            raise KeyboardInterrupt
-        self.commands.append(list(command))
-        self.limits.append(limit_bytes)
-        program = command[2].rpartition(".")[2]
-        if program in self.killed:
-            return CappedRun(-9, True, limit_bytes, 0, "", "", 1.0)
-        threads = int(command[command.index("--threads") + 1])
-        rate = self.rate[program] * (1.0 if program != "llama_cpp" else 1 / (1 + abs(threads - self.best_threads)))
-        warm, measured = (int(command[command.index(name) + 1]) for name in ("--warm-tokens", "--measured-tokens"))
-        assert np.load(command[4]).shape == (warm + measured,)
-        answer = {"engine": program, "model": "m", "versions": {}, "settings": {"mmap": True}, "threads": threads, "load_seconds": 1.0,
-                  "warm_seconds": [9.0] * warm, "seconds": [1 / rate] * measured, "stats": {"hit": 6, "fetched": 2},
-                  "peak_resident_bytes": GIB, "private_bytes": GIB // 2, "major_faults": 80, "read_bytes": 8 * 2**20}  # fmt: skip
-        assert Measured(**answer)
-        return CappedRun(0, False, limit_bytes, GIB, f"some words\n{json.dumps(answer)}\n", "", 5.0)
-
-    def programs(self) -> list[str]:
-        return [command[2].rpartition(".")[2] for command in self.commands]
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch) -> FakeMachine:
-    fake = FakeMachine(tmp_path)
-    monkeypatch.setenv("MOECACHE_OWN_RESULTS", str(tmp_path / "own"))
-    monkeypatch.setenv("MOECACHE_RESULTS", "own")
-    monkeypatch.setattr(results, "_used", [])
-    monkeypatch.setattr(stock_runs, "run_capped", fake.run)
-    monkeypatch.setattr(stock_runs, "why_no_cap", lambda: None)
-    monkeypatch.setattr(stock_runs, "files_of", lambda *_: fake.files)
-    monkeypatch.setattr(stock_runs, "tokens_of", lambda n, document: np.full(n, document, np.int32))
-    monkeypatch.setattr(stock_runs, "check_installed", lambda _: None)
-    return fake
+    return FakeMachine(tmp_path).install(monkeypatch, tmp_path)
 
 
 def compared(names, cells=(SMALL, WHOLE), options=NOTHING, num_repeats=3):
@@ -181,18 +129,19 @@ def test_all_engines_get_the_same_cap_and_own_slots_lie_within_it(machine):
     assert set(machine.limits) == {10 * 2**20 + experts // 2 + 100 * 2**20}
     assert set(frame["cap_mebibytes"]) == {174.0}
     slots = {command[command.index("--policy") + 1]: int(command[command.index("--slots") + 1]) for command in machine.commands[1:]}
-    assert slots == {"fetch every miss": 31, "quality-first": 23}  # 64 blocks, less 2 reserved, less 8 a layer for copies under way
+    assert slots == {"fetch every miss": 31, "quality-first": 29}  # 64 blocks, less 2 reserved, less 2 a layer for copies under way
     thresholds = [float(c[c.index("--gate-threshold") + 1]) for c in machine.commands if "--gate-threshold" in c]
     assert thresholds == [pytest.approx(0.15 * 10 / 8)]
 
 
 def test_a_policy_that_does_not_fit_is_said_and_not_started(machine):
-    frame, _ = compared([LLAMA, QUALITY], [SMALL], num_repeats=1)
+    tight = Cell(16, 0.15)  # 19 blocks: no eight slots in each of two layers beside reserved blocks and copies under way
+    frame, _ = compared([LLAMA, QUALITY], [tight], num_repeats=1)
     row = frame[frame["engine"] == QUALITY].iloc[0]
     assert row["outcome"] == TOO_SMALL
     assert machine.programs() == ["llama_cpp"]
     with pytest.raises(CapacityError):
-        stock_runs._own_options(machine.files, ENGINES[QUALITY], SMALL)
+        stock_runs._own_options(machine.files, ENGINES[QUALITY], tight)
 
 
 def test_a_row_holds_what_the_engine_and_the_system_said(machine):

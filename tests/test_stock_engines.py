@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import mmap
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -44,11 +45,20 @@ class Counting:
     def stats(self):
         return {"steps": len(self.history)}
 
+    def gpu_peak_bytes(self):
+        return None
+
 
 def _asked(**given):
-    return argparse.Namespace(
-        **{"model": "m", "threads": 1, "warm_tokens": 0, "measured_tokens": 1, "logits": None, "onednn": False, **given}
-    )
+    common = {"model": "m", "threads": 1, "warm_tokens": 0, "measured_tokens": 1, "logits": None, "onednn": False}
+    return argparse.Namespace(**{**common, "device": "cpu", "gpu_expert_layers": 0, **given})
+
+
+def _ours(**given):
+    """The command line of this project's runtime."""
+    parser = argparse.ArgumentParser()
+    ours.declare(parser)
+    return _asked(**{**vars(parser.parse_args(["--slots", "3", "--readers", "1"])), **given})
 
 
 def test_every_token_is_a_step_and_a_document_begins_anew(tmp_path):
@@ -114,7 +124,7 @@ def _logits(engine):
 
 def test_our_runtime_equals_plain_transformers(checkpoint):
     reference = transformers_mmap.load(_asked(model=checkpoint))
-    engine = ours.load(_asked(model=checkpoint, policy="fetch every miss", slots=3, readers=1, gate_threshold=None))
+    engine = ours.load(_ours(model=checkpoint))
     try:
         found = _logits(engine)
         assert engine.stats()["fetched"] > 0
@@ -124,7 +134,7 @@ def test_our_runtime_equals_plain_transformers(checkpoint):
 
 
 def test_another_policy_would_be_seen(checkpoint):
-    engine = ours.load(_asked(model=checkpoint, policy="substitute every miss", slots=3, readers=1, gate_threshold=None))
+    engine = ours.load(_ours(model=checkpoint, policy="substitute every miss"))
     try:
         found = _logits(engine)
     finally:
@@ -152,6 +162,81 @@ def test_accelerate_keeps_experts_and_nothing_else_on_disk(checkpoint):
     for name in weights:
         found = [place for path, place in places.items() if name.startswith(f"{path}.")]
         assert found == ["disk" if ".experts." in name else "cpu"], name
+
+
+@pytest.mark.parametrize("num_layers", [0, 1, 2])
+def test_accelerate_keeps_the_first_layers_experts_on_a_gpu(checkpoint, num_layers):
+    places = accelerate_offload._device_map(_asked(model=checkpoint, device="cuda", gpu_expert_layers=num_layers))
+    experts = [place for path, place in places.items() if path.endswith(".experts")]
+    assert experts == ["cuda:0"] * num_layers + ["disk"] * (len(experts) - num_layers)
+    assert {place for path, place in places.items() if not path.endswith(".experts")} == {"cuda:0"}
+
+
+def test_our_runtime_is_opened_on_the_device_with_experts_in_main_memory(monkeypatch):
+    class OpenedError(Exception):
+        pass
+
+    asked = []
+
+    def offload(*given, **named):
+        asked.append(named)
+        raise OpenedError
+
+    monkeypatch.setattr("moecache.offload", offload, raising=False)
+    for given in ({}, {"device": "cuda", "host_mebibytes": 2900}):
+        with pytest.raises(OpenedError):
+            ours.load(_ours(**given))
+    assert asked == [{"device": "cpu", "num_readers": 1}, {"device": "cuda", "host_memory": "2900 MiB", "num_readers": 1}]
+
+
+class FakeLlama:
+    """The library's functions until a model is loaded."""
+
+    LLAMA_LOAD_MODE_NONE, LLAMA_LOAD_MODE_MMAP = 0, 1
+
+    def __init__(self, supports_gpu):
+        self.llama_supports_gpu_offload = lambda: supports_gpu
+        self.llama_log_set = lambda *_: None
+        self.llama_backend_init = lambda: None
+        self.llama_model_default_params = lambda: argparse.Namespace(tensor_buft_overrides=None)
+        self.asked, self.kept = [], []
+
+    def llama_model_load_from_file(self, path, parameters):
+        self.asked.append((parameters.n_gpu_layers, parameters.load_mode))
+        if parameters.tensor_buft_overrides:
+            entries = (llama_cpp.KeptTensors * 2).from_address(parameters.tensor_buft_overrides)
+            self.kept.append([(entry.pattern, entry.memory) for entry in entries])
+
+
+def _llama(**given):
+    parser = argparse.ArgumentParser()
+    llama_cpp.declare(parser)
+    return _asked(**{**vars(parser.parse_args([])), **given})
+
+
+def test_llama_cpp_leaves_the_first_layers_experts_to_the_processor(monkeypatch):
+    def cpu_memory():
+        return 4096
+
+    library = FakeLlama(supports_gpu=True)
+    monkeypatch.setitem(sys.modules, "llama_cpp", library)
+    ggml = argparse.Namespace(libggml=argparse.Namespace(ggml_backend_cpu_buffer_type=cpu_memory))
+    monkeypatch.setitem(sys.modules, "llama_cpp._ggml", ggml)
+    for given in ({}, {"gpu_layers": -1}, {"gpu_layers": -1, "cpu_expert_layers": 11}):
+        with pytest.raises(ValueError, match=r"llama\.cpp cannot load m"):
+            llama_cpp.load(_llama(**given))
+    assert library.asked == [(0, 1), (-1, 1), (-1, 1)]
+    [[(pattern, memory), end]] = library.kept
+    assert (memory, end) == (4096, (None, None))
+    kept = [f"blk.{layer}.ffn_{part}_exps.weight" for layer in (0, 9, 10) for part in ("gate", "up", "down")]
+    others = ["blk.11.ffn_up_exps.weight", "blk.1.attn_q.weight", "blk.0.ffn_gate_inp.weight", "output.weight", "xblk.1.ffn_up_exps.weight"]
+    assert [name for name in kept + others if re.search(pattern.decode(), name)] == kept
+
+
+def test_llama_cpp_without_a_gpu_says_how_to_build_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llama_cpp", FakeLlama(supports_gpu=False))
+    with pytest.raises(ValueError, match=r"built without support of a GPU.*CMAKE_ARGS=-DGGML_CUDA=on"):
+        llama_cpp.load(_llama(gpu_layers=-1))
 
 
 def test_a_missing_package_names_the_extra(monkeypatch):
@@ -219,7 +304,8 @@ def test_only_engines_that_agree_pass():
 def test_agreement_asks_each_engine_for_the_same_tokens(monkeypatch):
     asked = []
 
-    def logits_of(module, files, tokens):
+    def logits_of(module, files, tokens, place):
+        assert not place.is_gpu
         asked.append((module, files, tokens.tolist()))
         return np.eye(4, 6, dtype=np.float32) + (1e-3 if module == "llama_cpp" else 0) * np.arange(6, dtype=np.float32)
 

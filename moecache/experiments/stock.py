@@ -7,8 +7,9 @@ does meanwhile meets all.
 
     cap = dense weights + an allowance for the process + a share of the experts' bytes
 
-The cap is the same for all. Engines that map files get what is best for them in a sweep beforehand: threads where the engine has them,
-and the read-ahead of the disk. A run that the cap kills, or whose policy does not fit, is a result without a number.
+The cap is the same for all; what it is beside a GPU is said in `stock_places`. Engines that map files get what is best for them in a
+sweep beforehand: threads where the engine has them, and the read-ahead of the disk. A run that the cap kills, or whose policy does not
+fit, is a result without a number.
 
 Runs are kept one by one as they end: an interrupted comparison goes on where it stopped.
 """
@@ -16,13 +17,15 @@ Runs are kept one by one as they end: an interrupted comparison goes on where it
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from tqdm import tqdm
 
 from moecache import results
-from moecache.experiments import inputs, stock_agreement, stock_runs
+from moecache.experiments import inputs, stock_agreement, stock_places, stock_runs
+from moecache.experiments.stock_files import StockError
+from moecache.experiments.stock_places import PROCESSOR, Place
 from moecache.experiments.stock_runs import DEFAULT, RAN, Cell, Choice, Engine, Text
 
 EXPERIMENT, SWEEP_EXPERIMENT, AGREEMENT_EXPERIMENT, PART = "11_comparison", "11_sweep", "11_agreement", "11_run"
@@ -34,7 +37,7 @@ ENGINES = {
     for engine in (
         Engine(STOCK, "llama_cpp", package="llama_cpp", bits=(16, 4), maps_files=True, has_threads=True),
         Engine("accelerate, disk offload", "accelerate_offload", package="accelerate", maps_files=True),
-        Engine("transformers, mapped files", "transformers_mmap", maps_files=True),
+        Engine("transformers, mapped files", "transformers_mmap", maps_files=True, has_gpu_form=False),
         Engine("moecache, fetch every miss", "ours", policy="fetch every miss", bits=(16, 4)),
         Engine("moecache, 0.15 rule", "ours", policy="0.15 rule", bits=(16, 4)),
         Engine("moecache, quality-first", "ours", policy="quality-first", bits=(16, 4)),
@@ -50,8 +53,8 @@ class Options(NamedTuple):
     read_ahead_kib: Sequence[int]  # of engines that map files; empty: as the disk is
 
 
-def engines_named(names: Sequence[str]) -> list[Engine]:
-    """The engines of these names, or of all.
+def engines_named(names: Sequence[str], place: Place = PROCESSOR) -> list[Engine]:
+    """The engines of these names, or of all; on a GPU without those that have no form for one.
 
     Raises
     ------
@@ -60,12 +63,43 @@ def engines_named(names: Sequence[str]) -> list[Engine]:
     unknown = [name for name in names if name not in ENGINES]
     if unknown:
         raise ValueError(f"no engine {', '.join(map(repr, unknown))}; there are {', '.join(map(repr, ENGINES))}")
-    return [ENGINES[name] for name in names] or list(ENGINES.values())
+    engines = [ENGINES[name] for name in names] or list(ENGINES.values())
+    return [engine for engine in engines if engine.has_gpu_form or not place.is_gpu]
 
 
-def cells_of(fractions: Sequence[float], low_bit_fractions: Sequence[float] = ()) -> list[Cell]:
-    """The cells: shares of the experts' bytes in 16 bits, and in 4."""
-    return [Cell(16, float(fraction)) for fraction in fractions] + [Cell(4, float(fraction)) for fraction in low_bit_fractions]
+def cells_of(fractions: Sequence[float], low_bit_fractions: Sequence[float] = (), place: Place = PROCESSOR) -> list[Cell]:
+    """The cells: shares of the experts' bytes in 16 bits, and in 4; not in 4 on a GPU, for which this runtime has no such products."""
+    low = [] if place.is_gpu else low_bit_fractions
+    return [Cell(16, float(fraction)) for fraction in fractions] + [Cell(4, float(fraction)) for fraction in low]
+
+
+def check(text: Text, engines: Sequence[Engine]) -> None:
+    """See that the machine has what a comparison needs.
+
+    Raises
+    ------
+    StockError : an engine that is not installed; on a GPU also no GPU, an engine built without one, or no stock engine among them.
+    ValueError : main memory beside a GPU that is no larger than the process's allowance.
+    """
+    place = text.place
+    if place.is_gpu:
+        stock_places.check_gpu(place)
+        if place.host_mebibytes <= text.process_mebibytes:
+            raise ValueError(
+                f"host_mebibytes={place.host_mebibytes} leaves no main memory beside process_mebibytes={text.process_mebibytes}; give more"
+            )
+        if all(engine.policy for engine in engines):
+            able = ", ".join(repr(engine.name) for engine in engines_named([], place) if not engine.policy)
+            raise StockError(f"device={place.device!r}: no stock engine is left to compare with; name one of {able} in engine_names")
+    stock_runs.check_installed(engines)
+    if any(engine.module == "llama_cpp" for engine in engines):
+        stock_places.check_llama_offload(place)
+
+
+def check_place(text: Text, names: Sequence[str]) -> None:
+    """On a GPU `check`, before anything is made; stored results of a processor are shown where nothing is installed."""
+    if text.place.is_gpu:
+        check(text, engines_named(names, text.place))
 
 
 def schedule(engines: Sequence[Engine], cells: Sequence[Cell], num_repeats: int) -> list[tuple[int, Cell, Engine]]:
@@ -158,7 +192,7 @@ def compare(
 
 def _part(text: Text, engine: Engine, cell: Cell, choice: Choice, repeat: int) -> pd.DataFrame:
     """One run, from disk where it has ended before."""
-    asked = {**text._asdict(), "engine": engine.name, **cell._asdict(), **choice._asdict(), "repeat": repeat}
+    asked = {**text.asked(), "engine": engine.name, **cell._asdict(), **choice._asdict(), "repeat": repeat}
 
     def run() -> pd.DataFrame:
         return pd.DataFrame([stock_runs.run_once(text, engine, cell, choice, repeat)])
@@ -178,14 +212,14 @@ def measure(
 
     Raises
     ------
-    StockError : an engine whose package is not installed, or one that failed for another reason than its memory.
+    StockError : what `check` finds missing, or an engine that failed for another reason than its memory.
     """
-    engines = engines_named(names)
-    asked = {**text._asdict(), "engines": [engine.name for engine in engines], "cells": [list(cell) for cell in cells], **options._asdict()}
+    engines = engines_named(names, text.place)
+    asked = {**text.asked(), "engines": [engine.name for engine in engines], "cells": [list(cell) for cell in cells], **options._asdict()}
     hashes = inputs.reference_inputs(text.model_name)
 
     def run_sweep() -> pd.DataFrame:
-        stock_runs.check_installed(engines)
+        check(text, engines)
         return sweep(text, engines, cells, options, sweep_tokens)
 
     swept = pd.DataFrame(columns=list(stock_runs.COLUMNS))
@@ -193,7 +227,7 @@ def measure(
         swept = results.load_or_run(SWEEP_EXPERIMENT, {**asked, "sweep_tokens": sweep_tokens}, run_sweep, inputs=hashes).frame
 
     def run_all() -> pd.DataFrame:
-        stock_runs.check_installed(engines)
+        check(text, engines)
         return compare(text, engines, cells, swept, options, num_repeats)
 
     more = {"sweep_tokens": sweep_tokens, "num_repeats": num_repeats}
@@ -210,18 +244,20 @@ def agreement(text: Text, names: Sequence[str], cells: Sequence[Cell], num_token
     Raises
     ------
     DisagreementError : an engine computes another model.
-    StockError : one that is not installed, or fails.
+    StockError : what `check` finds missing, or an engine that fails.
     """
-    engines = engines_named(names)
-    asked = {
+    engines = engines_named(names, text.place)
+    asked: dict[str, Any] = {
         **dict(zip(("model_name", "hidden_size", "expert_width"), text[:3], strict=True)),
         "modules": list(dict.fromkeys(engine.module for engine in engines)),
         "num_tokens": num_tokens,
         "bits": sorted({cell.bits for cell in cells}, reverse=True),
     }
+    if text.place.is_gpu:
+        asked["device"] = text.place.device
 
     def run() -> pd.DataFrame:
-        stock_runs.check_installed(engines)
+        check(text, engines)
         return stock_agreement.measure(**asked)
 
     found = results.load_or_run(AGREEMENT_EXPERIMENT, asked, run, inputs=inputs.reference_inputs(text.model_name)).frame

@@ -7,8 +7,9 @@ its own, none of them capped, and its logits are compared with the reference's a
 
 What is right depends on the arithmetic. This project's runtime under a policy that waits for every miss, and accelerate, use the library's
 own products, so their logits must be *equal*. llama.cpp sums in another order and rounds activations elsewhere, so its differences are
-those of bfloat16; it keeps keys and values in float32 for this check, because float16 is a choice of speed. With experts of fewer bits
-nothing has to agree: the same numbers then say what an engine's rounding costs.
+those of bfloat16; it keeps keys and values in float32 for this check, because float16 is a choice of speed. On a GPU every engine's sums
+are in another order than the reference's, which stays on the processor. With experts of fewer bits nothing has to agree: the same numbers
+then say what an engine's rounding costs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from moecache.experiments.stock_files import Files, StockError, files_of, python, tokens_of
+from moecache.experiments.stock_places import CPU, PROCESSOR, Place, place_options
 
 PROGRAMS = "moecache.experiments.stock_engines"
 REFERENCE = "transformers_mmap"
@@ -39,7 +41,13 @@ class DisagreementError(RuntimeError):
 
 
 def measure(
-    model_name: str, hidden_size: int, expert_width: int, modules: Sequence[str], num_tokens: int, bits: Sequence[int] = (16,)
+    model_name: str,
+    hidden_size: int,
+    expert_width: int,
+    modules: Sequence[str],
+    num_tokens: int,
+    bits: Sequence[int] = (16,),
+    device: str = CPU,
 ) -> pd.DataFrame:
     """Compare engines with plain transformers on the beginning of a held-out document.
 
@@ -49,6 +57,7 @@ def measure(
     modules : programs of `stock_engines`; the reference itself is left out, and so are programs that do not read these bits.
     num_tokens : compared.
     bits : of the experts, 16 or 4; the reference always has 16.
+    device : where the engines compute; the reference computes on the processor.
 
     Returns
     -------
@@ -59,23 +68,23 @@ def measure(
     ------
     StockError : an engine that fails.
     """
-    tokens = tokens_of(num_tokens, DOCUMENT)
+    tokens, place = tokens_of(num_tokens, DOCUMENT), Place(device)
     asked = [(module, number) for number in bits for module in dict.fromkeys(modules) if number == 16 or module in ROUNDING]
-    reference = logits_of(REFERENCE, files_of(model_name, hidden_size, expert_width, 16, REFERENCE), tokens)
+    reference = logits_of(REFERENCE, files_of(model_name, hidden_size, expert_width, 16, REFERENCE), tokens, PROCESSOR)
     rows = []
     for module, number in asked:
         if module == REFERENCE:
             continue
-        found = logits_of(module, files_of(model_name, hidden_size, expert_width, number, module), tokens)
-        must_be_equal = number == 16 and module in EXACT
+        found = logits_of(module, files_of(model_name, hidden_size, expert_width, number, module), tokens, place)
+        must_be_equal = number == 16 and module in EXACT and not place.is_gpu
         rows.append(
             {"engine": module, "bits": number, "num_tokens": num_tokens, **compare(reference, found), "must_be_equal": must_be_equal}
         )
     return pd.DataFrame(rows)
 
 
-def logits_of(module: str, files: Files, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Logits [T, V] of an engine that decodes the tokens one by one in a process of its own.
+def logits_of(module: str, files: Files, tokens: NDArray[np.int32], place: Place) -> NDArray[np.float32]:
+    """Logits [T, V] of an engine that decodes the tokens one by one in a process of its own; a GPU holds half of what it could.
 
     Raises
     ------
@@ -85,6 +94,7 @@ def logits_of(module: str, files: Files, tokens: NDArray[np.int32]) -> NDArray[n
         "llama_cpp": ["--float32-cache", "--context-tokens", str(len(tokens))],
         "ours": ["--policy", NULL_POLICY, "--slots", str(max(files.shape.top_k, files.shape.num_experts // 4))],
     }.get(module, [])
+    options += place_options(module, place, files.shape.num_layers, files.shape.num_layers // 2, tier_mebibytes=0)
     with tempfile.TemporaryDirectory() as folder:
         given, logits = Path(folder) / "tokens.npy", Path(folder) / "logits.npy"
         np.save(given, tokens)

@@ -15,6 +15,7 @@ import pandas as pd
 
 from moecache.claims.data import load_claims
 from moecache.experiments.stock import ENGINES, STOCK
+from moecache.experiments.stock_place_report import is_on_gpu
 from moecache.experiments.stock_runs import RAN
 from moecache.stats.ratios import Ratio, geometric_mean, paired_ratio
 from moecache.stats.rows import holm_family, tidy_row
@@ -51,7 +52,7 @@ def rates(frame: pd.DataFrame) -> pd.DataFrame:
         NaN with fewer than three repeats), `n`, `outcome` (of the repeats without a rate, otherwise "ran"), `cap_gibibytes`,
         `peak_gibibytes`,
         `rss_gibibytes` (the largest of the repeats; NaN where unknown), `threads`, `read_ahead_kib`, `hit_rate`, `read_mebibytes`
-        (a token).
+        (a token). On a GPU `cap_gibibytes` is what may be placed there, and `gpu_peak_gibibytes` says what was.
     """
     rows = []
     for cell in cells_in(frame):
@@ -67,15 +68,16 @@ def _summary(runs: pd.DataFrame) -> dict[str, object]:
     has_interval = mean.n >= FEWEST_FOR_INTERVAL
     others = [str(outcome) for outcome in runs["outcome"] if outcome != RAN]
     last = runs.iloc[-1]
+    budget = "gpu_budget_mebibytes" if is_on_gpu(runs) else "cap_mebibytes"
+    peaks = ("peak_mebibytes", "rss_mebibytes", *(["gpu_peak_mebibytes"] if is_on_gpu(runs) else []))
     return {
         "rate": mean.value,
         "low": mean.low if has_interval else np.nan,
         "high": mean.high if has_interval else np.nan,
         "n": mean.n,
         "outcome": f"{others[0]}{f' in {len(others)} of {len(runs)}' if len(ran) else ''}" if others else RAN,
-        "cap_gibibytes": last["cap_mebibytes"] / MEBIBYTES_PER_GIBIBYTE,
-        "peak_gibibytes": runs["peak_mebibytes"].max() / MEBIBYTES_PER_GIBIBYTE,
-        "rss_gibibytes": runs["rss_mebibytes"].max() / MEBIBYTES_PER_GIBIBYTE,
+        "cap_gibibytes": last[budget] / MEBIBYTES_PER_GIBIBYTE,
+        **{name.replace("mebibytes", "gibibytes"): runs[name].max() / MEBIBYTES_PER_GIBIBYTE for name in peaks},
         "threads": int(last["threads"]),
         "read_ahead_kib": int(last["read_ahead_kib"]),
         "hit_rate": float(ran["hit_rate"].mean()) if len(ran) else np.nan,
@@ -86,13 +88,14 @@ def _summary(runs: pd.DataFrame) -> dict[str, object]:
 def shown_rates(table: pd.DataFrame) -> pd.DataFrame:
     """`rates` as a page shows it."""
     rows = table.to_dict("records")
+    second = {"GPU peak, GiB": "gpu_peak_gibibytes"} if "gpu_peak_gibibytes" in table else {"resident, GiB": "rss_gibibytes"}
     return pd.DataFrame(
         {
             "cap": [f"{cell} ({size:.2f} GiB)" for cell, size in zip(table["cell"], table["cap_gibibytes"], strict=True)],
             "engine": table["engine"],
             "tokens/s [95 %]": [_rate_words(row) for row in rows],
             "peak, GiB": table["peak_gibibytes"],
-            "resident, GiB": table["rss_gibibytes"],
+            **{shown: table[name] for shown, name in second.items()},
             "read, MiB a token": table["read_mebibytes"],
             "hits": ["" if np.isnan(value) else f"{100 * value:.0f} %" for value in table["hit_rate"]],
             "set": [_set_words(row) for row in rows],
@@ -139,9 +142,10 @@ def baseline_of(frame: pd.DataFrame) -> str:
 def tests(frame: pd.DataFrame) -> pd.DataFrame | None:
     """Ratios of this project's runtime to the baseline in every cell, in the form of `stats.rows`; None where no pair has two repeats.
 
-    Planned are the engines that the claim names, against llama.cpp, where not all experts fit; they are corrected together.
+    Planned are the engines that the claim names, against llama.cpp, where not all experts fit into main memory; they are corrected
+    together. On a GPU nothing is planned.
     """
-    against, factors = baseline_of(frame), claimed_factors()
+    against, factors = baseline_of(frame), {} if is_on_gpu(frame) else claimed_factors()
     fitting = set(frame.loc[frame["is_fitting"], "cell"])
     rows = []
     for cell in cells_in(frame):

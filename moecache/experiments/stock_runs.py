@@ -23,6 +23,7 @@ from moecache.experiments.memory_cap import CappedRun, run_capped, why_no_cap
 from moecache.experiments.read_ahead import UNKNOWN, read_ahead
 from moecache.experiments.stock_engines.protocol import Measured
 from moecache.experiments.stock_files import PYTHON_VARIABLE, Files, StockError, files_of, python, tokens_of
+from moecache.experiments.stock_places import PROCESSOR, Place, place_options
 from moecache.kernel import Admission
 from moecache.policy import PRESETS, Policy
 from moecache.runtime.budget import slots_within
@@ -39,6 +40,7 @@ COLUMNS = (
     "read_mebibytes_per_token",
     "faults_per_token", "hit_rate", "asked_threads", "threads", "asked_read_ahead_kib", "read_ahead_kib", "flags", "versions",
 )  # fmt: skip
+GPU_COLUMNS = ("device", "gpu_budget_mebibytes", "gpu_peak_mebibytes")  # further ones of a run on a GPU
 
 
 class Engine(NamedTuple):
@@ -51,6 +53,7 @@ class Engine(NamedTuple):
     bits: tuple[int, ...] = (16,)
     maps_files: bool = False
     has_threads: bool = False  # whether more threads than cores may help it
+    has_gpu_form: bool = True  # whether it is run on a GPU
 
 
 class Cell(NamedTuple):
@@ -73,7 +76,7 @@ class Choice(NamedTuple):
 
 
 class Text(NamedTuple):
-    """What every run shares: the checkpoint, how much is read, and the allowance."""
+    """What every run shares: the checkpoint, how much is read, the allowance, and the place."""
 
     model_name: str
     hidden_size: int
@@ -82,6 +85,13 @@ class Text(NamedTuple):
     measured_tokens: int
     process_mebibytes: int  # of the cap, for interpreter, libraries and activations
     timeout_seconds: int  # of one run
+    place: Place = PROCESSOR
+
+    def asked(self) -> dict[str, Any]:
+        """What a result's key says of it."""
+        fields = self._asdict()
+        place = fields.pop("place")
+        return fields | place.asked()
 
 
 def check_installed(engines: Iterable[Engine]) -> None:
@@ -101,13 +111,21 @@ def check_installed(engines: Iterable[Engine]) -> None:
 
 
 def cap_bytes(files: Files, text: Text, cell: Cell) -> int:
-    """The cap of a cell: its weights and the process's allowance."""
+    """The cap of main memory: a cell's weights and the process's allowance; beside a GPU, which holds the weights, as the place says."""
+    if text.place.is_gpu:
+        return text.place.host_mebibytes * MEBIBYTE
     return weight_bytes(files, cell) + text.process_mebibytes * MEBIBYTE
 
 
 def weight_bytes(files: Files, cell: Cell) -> int:
     """What a cell leaves for weights: the dense ones, and a share of the experts."""
     return files.dense_bytes + round(cell.resident_fraction * files.expert_bytes(cell.bits))
+
+
+def expert_layers_within(files: Files, cell: Cell) -> int:
+    """Whole layers whose experts fit into a cell's share."""
+    room = weight_bytes(files, cell) - files.dense_bytes
+    return min(room // (files.shape.num_experts * files.block_bytes[cell.bits]), files.shape.num_layers)
 
 
 def policy_of(engine: Engine, top_k: int) -> Policy:
@@ -137,7 +155,7 @@ def run_once(text: Text, engine: Engine, cell: Cell, choice: Choice, repeat: int
 
     Returns
     -------
-    dict : one value for each of `COLUMNS`; NaN where there is none.
+    dict : one value for each of `COLUMNS`, and on a GPU of `GPU_COLUMNS`; NaN where there is none.
 
     Raises
     ------
@@ -155,14 +173,16 @@ def run_once(text: Text, engine: Engine, cell: Cell, choice: Choice, repeat: int
         "cap_mebibytes": cap_bytes(files, text, cell) / MEBIBYTE,
         "asked_threads": choice.threads,
         "asked_read_ahead_kib": choice.read_ahead_kib,
+        "device": text.place.device,
+        "gpu_budget_mebibytes": weight_bytes(files, cell) / MEBIBYTE,
     }
     try:
-        options = _own_options(files, engine, cell)
+        options = [*_own_options(files, engine, cell), *_place_options(text, files, engine, cell)]
     except CapacityError:
         found = {"outcome": TOO_SMALL, "is_capped": why_no_cap() is None, "read_ahead_kib": UNKNOWN, **_figures(None, None)}
     else:
         found = _run(text, files, engine, cell, choice, repeat, options)
-    return {name: (asked | found)[name] for name in COLUMNS}
+    return {name: (asked | found)[name] for name in (*COLUMNS, *(GPU_COLUMNS if text.place.is_gpu else ()))}
 
 
 def _run(text: Text, files: Files, engine: Engine, cell: Cell, choice: Choice, repeat: int, options: list[str]) -> dict[str, Any]:
@@ -197,6 +217,11 @@ def _own_options(files: Files, engine: Engine, cell: Cell) -> list[str]:
     return options if policy.max_in_flight is None else [*options, "--max-in-flight", str(policy.max_in_flight)]
 
 
+def _place_options(text: Text, files: Files, engine: Engine, cell: Cell) -> list[str]:
+    tier = text.place.host_mebibytes - text.process_mebibytes
+    return place_options(engine.module, text.place, files.shape.num_layers, expert_layers_within(files, cell), tier)
+
+
 def outcome_of(run: CappedRun, engine: Engine) -> str:
     """How a run ended, in words.
 
@@ -220,13 +245,15 @@ def _figures(run: CappedRun | None, answer: Measured | None) -> dict[str, Any]:
     """What was measured, NaN where it was not."""
     found: dict[str, Any] = dict.fromkeys(
         ("tokens_per_second", "median_ms", "load_seconds", "peak_mebibytes", "rss_mebibytes", "private_mebibytes",
-         "read_mebibytes_per_token", "faults_per_token", "hit_rate"), float("nan")
+         "read_mebibytes_per_token", "faults_per_token", "hit_rate", "gpu_peak_mebibytes"), float("nan")
     )  # fmt: skip
     found |= {"threads": DEFAULT, "flags": "{}", "versions": "{}"}
     if run is not None and run.peak_bytes is not None:
         found["peak_mebibytes"] = run.peak_bytes / MEBIBYTE
     if run is None or answer is None:
         return found
+    if answer.gpu_peak_bytes is not None:
+        found["gpu_peak_mebibytes"] = answer.gpu_peak_bytes / MEBIBYTE
     n = len(answer.seconds)
     return found | {
         "tokens_per_second": n / sum(answer.seconds),

@@ -20,6 +20,7 @@ from moecache.claims.verdict import State, combine
 from moecache.experiments.memory_cap import why_no_cap
 from moecache.experiments.stock import ENGINES, STOCK
 from moecache.experiments.stock_files import files_of
+from moecache.experiments.stock_place_report import host_words, is_on_gpu
 from moecache.experiments.stock_report import FEWEST_FOR_INTERVAL, RAN, baseline_of, cells_in, is_ours, ratio_between
 from moecache.experiments.stock_runs import MEBIBYTE, Text
 from moecache.reference.settings import MODELS_FOLDER
@@ -67,9 +68,10 @@ def _pairs(found: pd.DataFrame) -> list[tuple[bool, float]]:
 def agreement_words(found: pd.DataFrame) -> str:
     """What the check was, in a sentence."""
     others = ", or a mean KL divergence below 0.01 nats for an engine with products of its own" if not found["must_be_equal"].all() else ""
+    required = f"they must be equal{others}" if found["must_be_equal"].any() else "their mean KL divergence must be below 0.01 nats"
     return (
         f"Before any clock is read their logits are compared with plain transformers on {found['num_tokens'].iloc[0]} tokens. With 16 bits "
-        f"they must be equal{others}; otherwise nothing is timed. With 4 bits each engine rounds by its own rule, and the figures say what "
+        f"{required}; otherwise nothing is timed. With 4 bits each engine rounds by its own rule, and the figures say what "
         "that costs."
     )
 
@@ -83,7 +85,12 @@ def cap_words(frame: pd.DataFrame) -> str:
 
 
 def spare_words(frame: pd.DataFrame, text: Text) -> str:
-    """Where the process's allowance could hold what the cap leaves out, so that an engine with a small process lacks nothing."""
+    """Where the process's allowance could hold what the cap leaves out, so that an engine with a small process lacks nothing.
+
+    Beside a GPU: whether main memory could.
+    """
+    if is_on_gpu(frame):
+        return host_words(frame, text)
     left_out = (1 - frame["resident_fraction"]) * frame["experts_mebibytes"]
     cells = cells_in(frame[~frame["is_fitting"] & (left_out <= text.process_mebibytes)])
     if not cells:
@@ -187,6 +194,8 @@ def _finding(frame: pd.DataFrame, cell: str, ours: Sequence[str], against: str) 
 
 def verdict(frame: pd.DataFrame) -> dict[str, str]:
     """The claim's `verdict` on these rows, and its `evidence` in every cap."""
+    if is_on_gpu(frame):
+        return {"verdict": str(State.NOT_YET_MEASURED), "evidence": "The claim's plan is about main memory; on a GPU it is not judged."}
     drawing, listed = load_claims()
     claim = next(claim for claim in listed if claim.id == "j")
     found = judge_settings(claim, drawing, frame)

@@ -7,5 +7,7 @@
 | `accelerate_offload` | fused safetensors, experts on "disk" | the same, through the library's hooks |
 | `ours` | packed blocks, or any checkpoint | slots hold some experts, the policy decides about the others |
 
+All but `transformers_mmap` can be told to compute on a GPU, which nobody has tried: UNVERIFIED.
+
 All take the same tokens and do the same work (`protocol`): decode them one by one, whatever the engine would have chosen itself.
 """

@@ -3,11 +3,15 @@
 It maps the file and lets the system bring and drop pages. Nothing is patched: the flags are those of its own programs (mapped or read
 into memory, threads, the type of its keys and values). Rearranging low-bit weights is off unless asked for, although it is their default:
 it copies them into memory that the system cannot drop, and they no longer fit.
+
+On a GPU (UNVERIFIED) all layers are there but the experts of the first ones, which stay mapped and are computed by the processor: what
+its programs call `--n-gpu-layers` and `--n-cpu-moe`.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.metadata
 import os
 from importlib import import_module
@@ -27,6 +31,22 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repack", action="store_true", help="rearrange low-bit weights for this processor, in memory of their own")
     parser.add_argument("--float32-cache", action="store_true", help="keys and values in float32 instead of float16")
     parser.add_argument("--context-tokens", type=int, default=1024, help="longest document")
+    parser.add_argument("--gpu-layers", type=int, default=0, help="layers on the GPU, the last ones and the output's first; -1: all")
+    parser.add_argument("--cpu-expert-layers", type=int, default=0, help="first layers whose experts stay in main memory all the same")
+
+
+class KeptTensors(ctypes.Structure):
+    """The library's `llama_model_tensor_buft_override`: tensors whose names match are kept in a kind of memory."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("memory", ctypes.c_void_p))
+
+
+def kept_on_cpu(num_layers: int) -> ctypes.Array[KeptTensors]:
+    """The experts of the first layers, in the processor's memory; ends with an empty entry."""
+    memory = import_module("llama_cpp._ggml").libggml.ggml_backend_cpu_buffer_type
+    memory.restype = ctypes.c_void_p
+    layers = "|".join(map(str, range(num_layers)))
+    return (KeptTensors * 2)(KeptTensors(rf"^blk\.({layers})\.ffn_\w+_exps".encode(), memory()))
 
 
 class LlamaCpp:
@@ -50,12 +70,19 @@ class LlamaCpp:
             "kv_cache": "float32" if asked.float32_cache else "float16",
             "system": library.llama_print_system_info().decode(),
         }
+        if asked.gpu_layers:
+            self.settings |= {"n_gpu_layers": asked.gpu_layers, "cpu_expert_layers": asked.cpu_expert_layers}
 
     def _load_model(self, asked: argparse.Namespace) -> Any:
         library = self._library
+        if asked.gpu_layers and not library.llama_supports_gpu_offload():
+            raise protocol.missing_gpu_build()
         parameters = library.llama_model_default_params()
         parameters.load_mode = library.LLAMA_LOAD_MODE_NONE if asked.no_mmap else library.LLAMA_LOAD_MODE_MMAP
-        parameters.n_gpu_layers, parameters.use_extra_bufts = 0, asked.repack
+        parameters.n_gpu_layers, parameters.use_extra_bufts = asked.gpu_layers, asked.repack
+        if asked.cpu_expert_layers:
+            kept = kept_on_cpu(asked.cpu_expert_layers)  # read while the model is loaded
+            parameters.tensor_buft_overrides = ctypes.addressof(kept)
         model = library.llama_model_load_from_file(os.fsencode(asked.model), parameters)
         if not model:
             raise ValueError(f"llama.cpp cannot load {asked.model}; see what it says with `llama-cli -m {asked.model}`")
@@ -89,11 +116,13 @@ class LlamaCpp:
         """Nothing: it does not count experts."""
         return {}
 
+    def gpu_peak_bytes(self) -> int | None:
+        """None: it does not say."""
+        return None
+
 
 def _silent_log() -> Any:
-    from ctypes import CFUNCTYPE, c_char_p, c_int, c_void_p
-
-    return CFUNCTYPE(None, c_int, c_char_p, c_void_p)(lambda level, text, data: None)
+    return ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)
 
 
 _SILENT = _silent_log()

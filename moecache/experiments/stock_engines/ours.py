@@ -18,6 +18,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-in-flight", type=int, help="background copies under way in a layer at most (default: the policy's)")
     parser.add_argument("--slots", type=int, required=True, help="experts a layer in memory")
     parser.add_argument("--readers", type=int, help="threads that read (default: the runtime's)")
+    parser.add_argument("--host-mebibytes", type=int, default=0, help="main memory for the experts read last, behind the slots; 0: none")
+    protocol.declare_device(parser)
     parser.set_defaults(onednn=False)
 
 
@@ -30,12 +32,13 @@ def load(asked: argparse.Namespace) -> Any:
     changed = {name: getattr(asked, name) for name in ("gate_threshold", "max_in_flight") if getattr(asked, name) is not None}
     policy = policy.replace(**changed, label=policy.label)
     readers = {} if asked.readers is None else {"num_readers": asked.readers}
-    model = moecache.offload(asked.model, policy, asked.slots, **readers)
+    tier = {"host_memory": f"{asked.host_mebibytes} MiB"} if asked.host_mebibytes else {}
+    model = moecache.offload(asked.model, policy, asked.slots, device=asked.device, **tier, **readers)
 
     def stats() -> dict[str, float]:
         return {name: value for name, value in model.moecache.stats().items() if name not in NOT_COUNTS}
 
-    settings = {"policy": policy.label, **changed, "slots": asked.slots}
+    settings = {"policy": policy.label, **changed, "slots": asked.slots, **tier}
     return Stepped(model, asked, stats, settings, {"moecache": moecache.__version__})
 
 

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TORCH_ENVIRONMENT = MappingProxyType({"OMP_WAIT_POLICY": "PASSIVE"})  # threads that wait must not take the core from those that read
+LLAMA_CPP_PYTHON = "0.3.36"  # the release that the extra `stock` installs
 ADVICE = {"normal": 0, "random": 1, "sequential": 2}  # madvise's numbers
 
 
@@ -57,6 +58,10 @@ class Engine(Protocol):
         """What the engine counted since it was loaded: numbers that only grow."""
         ...
 
+    def gpu_peak_bytes(self) -> int | None:
+        """The most GPU memory that was allocated at a time; None without a GPU, or where the engine does not say."""
+        ...
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -72,6 +77,7 @@ class Measured:
     peak_resident_bytes : VmHWM, mapped pages of files included.
     private_bytes : RssAnon at the end, the process's own memory.
     major_faults, read_bytes : page faults that waited for the disk, and bytes read from it, during the measured tokens.
+    gpu_peak_bytes : as the engine says; None where it does not.
     """
 
     engine: str
@@ -87,6 +93,7 @@ class Measured:
     private_bytes: int = 0
     major_faults: int = 0
     read_bytes: int = 0
+    gpu_peak_bytes: int | None = None
 
     @classmethod
     def from_output(cls, output: str) -> Measured:
@@ -183,6 +190,7 @@ def measure(name: str, engine: Engine, documents: Sequence[NDArray[np.int64]], a
         name, str(asked.model), engine.versions, engine.settings, asked.threads, load_seconds,
         seconds[: asked.warm_tokens], seconds[asked.warm_tokens :],
         major_faults=int(change.pop("major_faults")), read_bytes=int(change.pop("read_bytes")), stats=change, **_memory(),
+        gpu_peak_bytes=engine.gpu_peak_bytes(),
     )  # fmt: skip
 
 
@@ -235,6 +243,19 @@ def declare_products(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--onednn", action="store_true", help="products by oneDNN (default: without, which is faster for one bfloat16 row)")
 
 
+def declare_device(parser: argparse.ArgumentParser) -> None:
+    """The option that engines share which compute with torch on a GPU too; UNVERIFIED there."""
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the model computes")
+
+
 def missing_extra(package: str) -> ValueError:
     """The error that names the extra which a stock engine needs."""
     return ValueError(f"{package} is not installed; the stock engines need `pip install moecache[stock]`")
+
+
+def missing_gpu_build() -> ValueError:
+    """The error that says how llama.cpp is built for a GPU."""
+    return ValueError(
+        "the installed llama-cpp-python was built without support of a GPU; build it anew with CUDA's compiler: "
+        f"`CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall --no-deps --no-cache-dir llama-cpp-python=={LLAMA_CPP_PYTHON}`"
+    )

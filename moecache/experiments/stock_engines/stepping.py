@@ -38,9 +38,12 @@ class Stepped:
         torch.set_num_threads(asked.threads)
         self._model, self._cache, self.stats = model, None, stats
         self._keyword = hf_internals.cache_keyword(model)
+        self._device = model.get_input_embeddings().weight.device
         self._kernels = nullcontext if asked.onednn else without_onednn
         self.versions = {"torch": torch.__version__, "transformers": transformers.__version__, **(versions or {})}
         self.settings = {"dtype": str(model.dtype).removeprefix("torch."), "onednn": asked.onednn, **(settings or {})}
+        if self._device.type == "cuda":
+            self.settings["gpu"] = torch.cuda.get_device_name(self._device)
 
     def begin(self) -> None:
         """Forget the document so far."""
@@ -49,6 +52,10 @@ class Stepped:
     def step(self, token_id: int) -> NDArray[np.float32]:
         """Logits [V] of the token after this one."""
         with torch.inference_mode(), self._kernels():
-            output = self._model(input_ids=torch.tensor([[token_id]]), use_cache=True, **{self._keyword: self._cache})
+            output = self._model(input_ids=torch.tensor([[token_id]], device=self._device), use_cache=True, **{self._keyword: self._cache})
         self._cache = hf_internals.decoding_cache(output)
-        return output.logits[0, -1].to(torch.float32).numpy()
+        return output.logits[0, -1].to(torch.float32).cpu().numpy()
+
+    def gpu_peak_bytes(self) -> int | None:
+        """The most that torch had allocated on the GPU; None without one."""
+        return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else None
