@@ -69,4 +69,5 @@ class FakeMachine:
         monkeypatch.setattr(stock_runs, "files_of", lambda *_: self.files)
         monkeypatch.setattr(stock_runs, "tokens_of", lambda n, document: np.full(n, document, np.int32))
         monkeypatch.setattr(stock_runs, "check_installed", lambda _: None)
+        monkeypatch.setattr(stock_runs, "compile_ahead", lambda *_: None)
         return self

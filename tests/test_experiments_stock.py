@@ -394,3 +394,20 @@ def test_engines_that_compute_another_model_are_not_timed(machine, monkeypatch):
     assert "64 tokens" in stock_words_report.agreement_words(found)
     with pytest.raises(stock.stock_agreement.DisagreementError, match="llama_cpp"):
         stock.agreement(TEXT, [LLAMA, FETCHING], [SMALL], 64)
+
+
+def test_our_runtime_compiles_before_memory_is_counted(monkeypatch, tmp_path):
+    asked = []
+
+    def run(command, limit, *_, **__):
+        asked.append((command[2].rpartition(".")[2], limit))
+        return CappedRun(0, False, limit, 0, "", "", 1.0)
+
+    fake = FakeMachine(tmp_path)
+    monkeypatch.setattr(stock_runs, "run_capped", run)
+    monkeypatch.setattr(stock_runs, "files_of", lambda *_: fake.files)
+    monkeypatch.setattr(stock_runs, "tokens_of", lambda n, document: np.zeros(n, np.int32))
+    stock_runs.compile_ahead(TEXT, [ENGINES[LLAMA]])
+    assert asked == []
+    stock_runs.compile_ahead(TEXT, [ENGINES[LLAMA], ENGINES[FETCHING]])
+    assert asked == [("ours", None)]

@@ -181,6 +181,7 @@ def compare(
     -------
     DataFrame : a row per run in the order in which they ran, as of `stock_runs.run_once`.
     """
+    stock_runs.compile_ahead(text, engines)
     chosen = {(engine, cell): best_choice(swept, engine, cell, options) for cell in cells for engine in engines}
     frames = []
     with tqdm(schedule(engines, cells, num_repeats), unit="run", desc="against stock engines") as bar:

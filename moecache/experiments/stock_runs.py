@@ -110,6 +110,25 @@ def check_installed(engines: Iterable[Engine]) -> None:
         )
 
 
+def compile_ahead(text: Text, engines: Iterable[Engine]) -> None:
+    """Decode two tokens with this project's runtime without a cap: what it compiles is on disk before memory is counted.
+
+    Raises
+    ------
+    StockError : it failed.
+    """
+    ours = next((engine for engine in engines if engine.policy), None)
+    if ours is None:
+        return
+    files = files_of(text.model_name, text.hidden_size, text.expert_width, 16, ours.module)
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = Path(folder) / "tokens.npy"
+        np.save(tokens, tokens_of(2, 0))
+        command = [python(), "-m", f"{PROGRAMS}.{ours.module}", str(files.model), str(tokens)]
+        command += ["--measured-tokens", "2", "--slots", str(files.shape.top_k)]
+        outcome_of(run_capped(command, None, text.timeout_seconds, env=dict(os.environ)), ours)
+
+
 def cap_bytes(files: Files, text: Text, cell: Cell) -> int:
     """The cap of main memory: a cell's weights and the process's allowance; beside a GPU, which holds the weights, as the place says."""
     if text.place.is_gpu:
