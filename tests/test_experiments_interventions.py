@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 from tiny_models import documents, qwen3_next
 
 from moecache import claims
@@ -148,6 +149,20 @@ def test_figures_say_what_kind_of_numbers_they_show(block):
         assert any("MEASURED" in axes.get_title(loc="right") for axes in figure.axes)
     with pytest.raises(ValueError, match="lacks"):
         crossed_cells(sides)
+
+
+def test_models_share_one_legend_and_a_rank_looks_the_same_in_both():
+    one = rank_or_weight_report.by_model(crossed_world(0.0), rank_or_weight_report.cells)
+    cells = pd.concat([one.assign(model="one"), one[one["rank"] > 0].assign(model="other")])
+    figure = crossed_cells(cells)
+    (legend,) = figure.legends
+    named = [f"rank {rank}" for rank in sorted(one["rank"].unique())]
+    assert [text.get_text() for text in legend.get_texts()] == named
+    first, other = ([bar.lines[0].get_color() for bar in axes.containers] for axes in (figure.axes[0], figure.axes[2]))
+    assert first[1:] == other
+    assert [text.get_text() for text in figure.findobj(Text)].count("Loss a site, mnat") == 1
+    with pytest.raises(ValueError, match="11 ranks: at most 10 can be told apart"):
+        crossed_cells(pd.concat([one[one["rank"] == 1].assign(rank=rank) for rank in range(11)]))
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,12 @@ def test_rates_and_ratios_follow_from_the_units():
 def test_the_figure_has_a_row_for_each_part(rounds):
     figure = drawn.rates_by_part(report.rates(rounds))
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(this_machine.PARTS)
-    assert len(figure.axes[1].get_lines()) == 3
+    lines = figure.axes[1].get_lines()
+    assert len(lines) == 3
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        part.removeprefix("disk, ") for part in this_machine.PARTS if part.startswith("disk")
+    ]
+    assert {line.get_marker() for line in lines} <= {line.get_marker() for line in figure.axes[0].get_lines()}
     assert figure.axes[1].get_xlabel() == "Seconds since the first round"
     with pytest.raises(ValueError, match="group of parts"):
         drawn.rates_by_part(report.rates(rounds).assign(part="network, slow"))

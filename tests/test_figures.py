@@ -15,7 +15,7 @@ from paired_frames import SyntheticPolicy, paired_frame
 
 from moecache import figures, stats
 from moecache.cache import ExpertCache
-from moecache.figures.style import spread
+from moecache.figures.style import new_figure, shared_panels, spread, styled, two_and_five
 from moecache.kernel import Outcome
 from moecache.policy import Policy
 from moecache.trace import DecisionLog, ModelShape
@@ -166,6 +166,45 @@ def test_spread_moves_labels_as_little_as_it_can() -> None:
     assert spread([0.0, 5.0, 9.0], 2.0) == [0.0, 5.0, 9.0]
     assert spread([4.0, 4.0], 2.0) == [3.0, 5.0]
     np.testing.assert_allclose(spread([0.0, 1.0, 1.5, 9.0], 2.0), [-7 / 6, 5 / 6, 17 / 6, 9.0])
+
+
+def test_words_that_panels_share_stand_once_between_the_panels_and_the_legend() -> None:
+    figure = new_figure(4.0)
+    panels = shared_panels(figure, 2, 2, x="Below all", y="Left of all", sharex=True)
+    for axes in panels.flat:
+        axes.plot([0, 1], [0, 1], label="line")
+    legend = figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center")
+    assert [_texts(figure).count(words) for words in ("Below all", "Left of all", "line")] == [1, 1, 1]
+    figure.draw_without_rendering()
+    renderer: Any = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    below, left = (
+        next(text for text in figure.findobj(matplotlib.text.Text) if text.get_text() == words).get_window_extent(renderer)
+        for words in ("Below all", "Left of all")
+    )
+    drawn = [axes.get_tightbbox(renderer) for axes in panels.flat]
+    assert legend.get_window_extent(renderer).y1 < below.y0 < below.y1 < min(box.y0 for box in drawn)
+    assert left.x1 < min(box.x0 for box in drawn)
+
+
+def test_shared_words_are_centred_on_the_panels_however_long_the_names_of_their_ticks_are() -> None:
+    @styled
+    def draw() -> Figure:
+        figure = new_figure(3.0)
+        panels = shared_panels(figure, 1, 2, x="Below both", sharey=True)[0]
+        panels[0].set_yticks([0], ["a very long name of a policy that takes much of the width"])
+        return figure
+
+    figure = draw()
+    figure.draw_without_rendering()
+    renderer: Any = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    (words,) = (text for text in figure.findobj(matplotlib.text.Text) if text.get_text() == "Below both")
+    box, panels = words.get_window_extent(renderer), [axes.get_window_extent(renderer) for axes in figure.axes]
+    assert box.x0 + box.x1 == pytest.approx(panels[0].x0 + panels[1].x1, abs=2.0)
+
+
+def test_minor_ticks_are_labelled_at_two_and_five_only() -> None:
+    labels = [two_and_five(value, None) for value in (0.02, 0.03, 0.05, 0.9, 2.0, 4.0, 500.0)]
+    assert labels == ["0.02", "", "0.05", "", "2", "", "500"]
 
 
 def test_hit_rates_are_drawn_per_eviction_and_ticks_that_collide_stay_bare(capacities: pd.DataFrame) -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moecache.figures.style import INK, Look, look_up, need_columns, new_figure, spread, stamp, styled
+from moecache.figures.style import INK, Look, look_up, need_columns, new_figure, shared_panels, spread, stamp, styled, two_and_five
 
 KIND_STYLES = {
     "threshold curve": Look("#0072B2", "o", "-"),
@@ -50,12 +50,11 @@ def by_distance(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool =
     need_columns(table, ("panel", "line", "span", "effect", "low", "high"))
     panels = list(dict.fromkeys(table["panel"]))
     figure = new_figure(3.9)
-    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    words = {"x": "Tokens from the document's start", "y": "Change of the loss, thousandths of a nat"}
+    grid = shared_panels(figure, 1, len(panels), **words)[0]
     for title, axes in zip(panels, grid, strict=True):
         _draw_lines(axes, table[table["panel"] == title])
         axes.set_title(title, loc="left", fontsize=9)
-    figure.supxlabel("Tokens from the document's start", fontsize=10)
-    grid[0].set_ylabel("Change of the loss, thousandths of a nat")
     stamp(grid[-1], kind, is_quick)
     return figure
 
@@ -113,7 +112,7 @@ def loss_by_moved(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
     if is_positive:
-        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(two_and_five)
     axes.set(xlabel="Experts moved a step: fetches waited for, and copies", ylabel="Perplexity increase, %")
     axes.grid(True, which="both", axis="both")
     _label(axes, table)

@@ -13,7 +13,18 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
-from moecache.figures.style import EVICTION_STYLES, EVICTION_WORDS, FAINT, INK, look_up, need_columns, new_figure, stamp, styled
+from moecache.figures.style import (
+    EVICTION_STYLES,
+    EVICTION_WORDS,
+    FAINT,
+    INK,
+    look_up,
+    need_columns,
+    new_figure,
+    shared_panels,
+    stamp,
+    styled,
+)
 from moecache.figures.traces import SOURCE_COLOURS, SOURCE_MARKERS
 
 POINT_MARKERS = "x+1"
@@ -197,7 +208,7 @@ def gain_maps(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick: bool = 
     columns = min(3, len(words))
     rows = -(-len(words) // columns)
     figure = new_figure(0.9 + 2.6 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    panels = shared_panels(figure, rows, columns, x="Slots a layer", y="Half-life, tokens").ravel()
     limit = 100 * float(frame["gain"].abs().max())
     image = None
     for axes, panel in zip(panels, words, strict=False):
@@ -205,10 +216,6 @@ def gain_maps(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick: bool = 
         axes.set_title(panel, loc="left", pad=6, fontsize=9)
     for axes in panels[len(words) :]:
         axes.set_visible(False)
-    for axes in panels[: len(words)][::columns]:
-        axes.set_ylabel("Half-life, tokens")
-    for axes in panels[max(len(words) - columns, 0) : len(words)]:
-        axes.set_xlabel("Slots a layer")
     assert image is not None
     figure.colorbar(image, ax=list(panels), label="Hit rate minus LRU's, points", shrink=0.7, pad=0.02)
     figure.suptitle(f"{kind}, QUICK RUN" if is_quick else kind, x=1.0, ha="right", fontsize=8, color=FAINT)

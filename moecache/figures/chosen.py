@@ -5,14 +5,23 @@ Each figure takes a tidy table; this module does not know how increases, effects
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from moecache.figures.style import FAINT, INK, Look, legend_handles, look_up, need_columns, new_figure, stamp, styled
+from moecache.figures.style import (
+    FAINT,
+    INK,
+    Look,
+    legend_handles,
+    line_handles,
+    look_up,
+    need_columns,
+    new_figure,
+    shared_panels,
+    stamp,
+    styled,
+)
 
 ADMISSION_STYLES = {
     "none": Look("#0072B2", "o", "-"),
@@ -50,20 +59,16 @@ def two_by_two(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool = 
     rules, capacities = list(dict.fromkeys(table["rule"])), sorted(table["num_slots"].unique())
     evictions = list(dict.fromkeys(table["eviction"]))
     figure = new_figure(0.9 + 2.1 * len(rules))
-    grid = figure.subplots(len(rules), len(capacities), squeeze=False, sharex=True, sharey="col")
+    grid = shared_panels(figure, len(rules), len(capacities), y="Perplexity increase, %", sharex=True, sharey="col")
     for rule, line in zip(rules, grid, strict=True):
         for num_slots, axes in zip(capacities, line, strict=True):
             _draw_cell(axes, table[(table["rule"] == rule) & (table["num_slots"] == num_slots)], evictions, looks)
     for num_slots, axes in zip(capacities, grid[0], strict=True):
         axes.set_title(f"{num_slots} slots", loc="left")
     for rule, line in zip(rules, grid, strict=True):
-        line[0].set_ylabel(f"{rule}\nperplexity increase, %")
-    dashes: dict[str, Any] = {name: look.dash for name, look in looks.items()}
-    handles = [
-        Line2D([], [], color=look.colour, marker=look.marker, linestyle=dashes[name], label=ADMISSION_WORDS[name])
-        for name, look in looks.items()
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+        line[0].set_ylabel(rule)
+    named = {ADMISSION_WORDS[name]: look for name, look in looks.items()}
+    figure.legend(handles=line_handles(named), loc="outside lower center", ncols=3)
     stamp(grid[0, -1], kind, is_quick)
     return figure
 
@@ -103,7 +108,7 @@ def effect_forest(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool
     rules, parts, settings = (list(dict.fromkeys(table[name])) for name in ("rule", "part", "setting"))
     looks = {name: CAPACITY_LOOKS[i % len(CAPACITY_LOOKS)] for i, name in enumerate(settings)}
     figure = new_figure(1.2 + (0.24 + 0.13 * len(settings)) * len(parts))
-    panels: Any = figure.subplots(1, len(rules), squeeze=False, sharey=True, sharex=True)[0]
+    panels = shared_panels(figure, 1, len(rules), x="Change of the loss, thousandths of a nat a token", sharey=True, sharex=True)[0]
     for rule, axes in zip(rules, panels, strict=True):
         axes.axvline(0.0, color=INK, linewidth=0.8)
         for row in table[table["rule"] == rule].to_dict("records"):
@@ -116,7 +121,6 @@ def effect_forest(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool
         axes.set_yticks(range(len(parts)), parts[::-1])
         axes.tick_params(axis="y", length=0)
         axes.grid(True, axis="x")
-    figure.supxlabel("Change of the loss, thousandths of a nat a token", fontsize=10)
     figure.legend(handles=legend_handles(looks), loc="outside upper center", ncols=min(len(settings), 4), labelcolor=FAINT)
     stamp(panels[-1], kind, is_quick)
     return figure

@@ -23,6 +23,7 @@ from moecache.figures.style import (
     need_columns,
     new_figure,
     open_handle,
+    shared_panels,
     stamp,
     styled,
 )
@@ -32,6 +33,9 @@ RANK_LOOKS = {
     "the first ranks are waited for": FAMILY_STYLES["first J"],
     "the last ranks are waited for": FAMILY_STYLES["last J"],
 }
+
+
+LOSS_WORDS = "Loss, thousandths of a nat a token"
 
 
 @styled
@@ -61,14 +65,15 @@ def miss_rule_frontier(
     looks = look_up(FAMILY_STYLES, drawn["family"], "family")
     models = list(dict.fromkeys(drawn["model"]))
     figure = new_figure(0.9 + 3.6 * len(models))
-    panels = figure.subplots(len(models), 1, squeeze=False)[:, 0]
+    panels = shared_panels(figure, len(models), 1, x="Waited-for fetches a step (one token at one layer)", y=LOSS_WORDS)[:, 0]
     for axes, model in zip(panels, models, strict=True):
         for target in targets:
             axes.axvline(target, color=GRID, linewidth=6, zorder=0)
         for family, look in looks.items():
             rows = pd.DataFrame(drawn[(drawn["model"] == model) & (drawn["family"] == family)]).sort_values("fetches_per_step")
             _draw_curve(axes, rows, "fetches_per_step", look, "--" if family == bound else "-")
-        _logarithmic(axes, "Waited-for fetches a step (one token at one layer)", f"{model}\nLoss, thousandths of a nat a token")
+        _logarithmic(axes)
+        axes.set_ylabel(model)
     _legend(figure, looks)
     stamp(panels[0], kind, is_quick)
     return figure
@@ -95,15 +100,17 @@ def loss_by_rank(points: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool
     drawn = pd.DataFrame(points[points["loss_nats"] > 0])
     models = list(dict.fromkeys(drawn["model"]))
     figure = new_figure(0.7 + 2.9 * len(models))
-    panels = figure.subplots(len(models), 2, sharey="row", squeeze=False)
+    panels = shared_panels(figure, len(models), 2, y=LOSS_WORDS, sharey="row")
     alone, *protecting = RANK_LOOKS
     for row, model in zip(panels, models, strict=True):
         for axes, shown in zip(row, ([alone], protecting), strict=True):
             for series in shown:
                 rows = pd.DataFrame(drawn[(drawn["model"] == model) & (drawn["series"] == series)]).sort_values("rank")
                 _draw_curve(axes, rows, "rank", RANK_LOOKS[series], "-")
-        _logarithmic(row[0], "Rank that is substituted (0 = first choice)", f"{model}\nLoss, thousandths of a nat a token", is_log=False)
-        _logarithmic(row[1], "Ranks that are waited for", "", is_log=False)
+            _logarithmic(axes, is_log=False)
+        row[0].set_ylabel(model)
+    panels[-1, 0].set_xlabel("Rank that is substituted (0 = first choice)")
+    panels[-1, 1].set_xlabel("Ranks that are waited for")
     _legend(figure, RANK_LOOKS)
     stamp(panels[0, 1], kind, is_quick)
     return figure
@@ -131,11 +138,14 @@ def loss_by_count_and_mass(table: pd.DataFrame, *, kind: str = "MEASURED", is_qu
     looks = look_up(FAMILY_STYLES, drawn["family"], "family")
     models = list(dict.fromkeys(drawn["model"]))
     figure = new_figure(1.1 + 2.9 * len(models))
-    panels = figure.subplots(len(models), 2, sharey="row", squeeze=False)
+    panels = shared_panels(figure, len(models), 2, y="Perplexity increase, %", sharey="row")
     for row, model in zip(panels, models, strict=True):
-        for axes, (column, words) in zip(row, sides.items(), strict=True):
+        for axes, column in zip(row, sides, strict=True):
             _draw_rules(axes, pd.DataFrame(drawn[drawn["model"] == model]), column, looks)
-            _logarithmic(axes, words, f"{model}\nPerplexity increase, %" if axes is row[0] else "", is_log=False)
+            _logarithmic(axes, is_log=False)
+        row[0].set_ylabel(model)
+    for axes, words in zip(panels[-1], sides.values(), strict=True):
+        axes.set_xlabel(words)
     _legend(figure, looks, [open_handle("open: substitutes first choices")])
     stamp(panels[0, 1], kind, is_quick)
     return figure
@@ -161,7 +171,7 @@ def _draw_rules(axes: Axes, rows: pd.DataFrame, column: str, looks: dict[str, Lo
     axes.set_xlim(left=0.0)
 
 
-def _logarithmic(axes: Axes, x_words: str, y_words: str, is_log: bool = True) -> None:
+def _logarithmic(axes: Axes, is_log: bool = True) -> None:
     """Losses on a logarithmic axis, with plain numbers; `is_log` also the other axis."""
     axes.set_yscale("log")
     if is_log:
@@ -170,8 +180,6 @@ def _logarithmic(axes: Axes, x_words: str, y_words: str, is_log: bool = True) ->
         axes.xaxis.set_major_formatter(FuncFormatter(_plain))
     axes.yaxis.set_major_formatter(FuncFormatter(_plain))
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(x_words)
-    axes.set_ylabel(y_words)
     axes.grid(True, axis="both")
 
 

@@ -11,7 +11,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moecache.figures.style import FAINT, FAMILY_STYLES, Look, legend_handles, look_up, need_columns, new_figure, stamp, styled
+from moecache.figures.style import (
+    FAINT,
+    FAMILY_STYLES,
+    Look,
+    legend_handles,
+    look_up,
+    need_columns,
+    new_figure,
+    shared_panels,
+    stamp,
+    styled,
+)
 
 STYLES: Mapping[str, Look] = {**FAMILY_STYLES, "chosen policy": Look("#888888", "d")}
 
@@ -35,11 +46,10 @@ def agreement_by_mass(points: pd.DataFrame, words: Mapping[str, str], *, kind: s
     need_columns(points, ("kind", "family", "mass", "agreement", "low", "high"))
     looks, tasks = look_up(STYLES, points["family"], "family"), list(dict.fromkeys(points["kind"]))
     figure = new_figure(3.7)
-    panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
+    panels = shared_panels(figure, 1, len(tasks), x="Substituted gate mass (mean a step)", sharey=True)[0]
     for task, axes in zip(tasks, panels, strict=True):
         _draw_points(axes, pd.DataFrame(points[points["kind"] == task]), looks)
         axes.set_title(words[task], loc="left")
-        axes.set_xlabel("Substituted gate mass (mean a step)")
     panels[0].set_ylabel("Agreement up to the\nfirst difference, %")
     figure.legend(handles=legend_handles(looks), loc="outside lower center", ncols=3, handletextpad=0.3)
     stamp(panels[-1], kind, is_quick)
@@ -79,7 +89,7 @@ def mass_by_problem(
     looks, tasks = look_up(STYLES, table["family"], "family"), list(dict.fromkeys(table["kind"]))
     policies = list(dict.fromkeys(table["policy"]))
     figure = new_figure(1.0 + 0.26 * len(policies))
-    panels = figure.subplots(1, max(len(tasks), 1), sharey=True, squeeze=False)[0]
+    panels = shared_panels(figure, 1, max(len(tasks), 1), x="Spearman, mass and agreement", sharey=True)[0]
     for task, axes in zip(tasks, panels, strict=False):
         axes.axvspan(-weak, weak, color="#eeeeee", zorder=0)
         axes.axvline(0.0, color=FAINT, linewidth=0.8)
@@ -87,7 +97,7 @@ def mass_by_problem(
             look, place = looks[row["family"]], policies.index(row["policy"])
             axes.plot([row["low"], row["high"]], [place, place], color=look.colour, linewidth=1.2)
             axes.plot(row["r"], place, marker=look.marker, color=look.colour, markersize=6)
-        axes.set(xlim=(-1.05, 1.05), xlabel="Spearman, mass and agreement")
+        axes.set_xlim(-1.05, 1.05)
         axes.set_title(words[task], loc="left")
     panels[0].set_yticks(range(len(policies)), policies)
     panels[0].invert_yaxis()

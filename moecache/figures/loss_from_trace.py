@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from moecache.figures.style import FAINT, INK, Look, look_up, need_columns, new_figure, stamp, styled
+from moecache.figures.style import FAINT, INK, Look, look_up, need_columns, new_figure, shared_panels, stamp, styled
 
 NOVELTY_STYLES = {
     "family left out": Look("#0072B2", "o"),
@@ -41,18 +41,16 @@ def estimated_and_measured(points: pd.DataFrame, *, kind: str = "ESTIMATED", is_
     need_columns(points, ("model", "novelty", "measured_increase", "mass_increase", *BOUNDS))
     looks, models = look_up(NOVELTY_STYLES, points["novelty"], "novelty"), list(dict.fromkeys(points["model"]))
     figure = new_figure(0.7 + 3.1 * len(models))
-    panels = figure.subplots(len(models), 2, sharex="row", sharey="row", squeeze=False)
+    words = {"x": "Measured increase, %", "y": "Estimated increase, %"}
+    panels = shared_panels(figure, len(models), 2, **words, sharex="row", sharey="row")
     for row, model in zip(panels, models, strict=True):
         drawn = pd.DataFrame(points[(points["model"] == model) & (points["measured_increase"] > 0)])
         for axes, columns in zip(row, (BOUNDS, ("mass_increase",)), strict=True):
             _draw_points(axes, drawn, columns, looks)
-        row[0].set_ylabel(f"{model}\nEstimated increase, %")
-        row[0].set_title("squared weights", loc="left")
-        row[1].set_title("mass alone", loc="left")
-    for axes in panels[-1]:
-        axes.set_xlabel("Measured increase, %")
-    axes = panels[0, 0]
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(looks))
+        row[0].set_ylabel(model)
+    panels[0, 0].set_title("squared weights", loc="left")
+    panels[0, 1].set_title("mass alone", loc="left")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(looks))
     stamp(panels[0, -1], kind, is_quick)
     return figure
 
@@ -99,15 +97,14 @@ def front(swept: pd.DataFrame, emulated: pd.DataFrame, *, kind: str = "ESTIMATED
     need_columns(emulated, ("model", "seconds", "increase", "low", "high", "is_best", "is_confirmed"))
     models = list(dict.fromkeys(swept["model"]))
     figure = new_figure(0.8 + 3.2 * len(models))
-    panels = figure.subplots(len(models), 1, squeeze=False)[:, 0]
+    panels = shared_panels(figure, len(models), 1, x="Simulated milliseconds a token", y="Perplexity increase, %")[:, 0]
     for axes, model in zip(panels, models, strict=True):
         axes.set(xscale="log", yscale="log")
         part = swept[(swept["model"] == model) & (swept["estimated_increase"] > 0)]
         axes.plot(1e3 * part["seconds"], 100 * part["estimated_increase"], ".", color="#bbbbbb", markersize=3, label="estimated")
         _draw_emulated(axes, pd.DataFrame(emulated[(emulated["model"] == model) & (emulated["increase"] > 0)]))
-        axes.set_ylabel(f"{model}\nPerplexity increase, %")
+        axes.set_ylabel(model)
         _plain_numbers(axes)
-    panels[-1].set_xlabel("Simulated milliseconds a token")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     stamp(panels[0], kind, is_quick)
     return figure

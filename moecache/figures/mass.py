@@ -21,6 +21,7 @@ from moecache.figures.style import (
     need_columns,
     new_figure,
     open_handle,
+    shared_panels,
     stamp,
     styled,
 )
@@ -54,12 +55,12 @@ def loss_by_predictor(points: pd.DataFrame, *, kind: str = "MEASURED", is_quick:
     looks = look_up(FAMILY_STYLES, points["family"], "family")
     models = list(dict.fromkeys(points["model"]))
     figure = new_figure(1.2 + 2.8 * len(models))
-    panels = figure.subplots(len(models), len(PREDICTORS), sharey="row", squeeze=False)
+    panels = shared_panels(figure, len(models), len(PREDICTORS), y="Perplexity increase, %", sharey="row")
     for row, model in zip(panels, models, strict=True):
         drawn = pd.DataFrame(points[(points["model"] == model) & (points["increase"] > 0)])
         for axes, column in zip(row, PREDICTORS, strict=True):
             _draw_points(axes, drawn, column, looks)
-        row[0].set_ylabel(f"{model}\nPerplexity increase, %")
+        row[0].set_ylabel(model)
     for axes, words in zip(panels[-1], PREDICTORS.values(), strict=True):
         axes.set_xlabel(words.replace(" (", "\n("))
     open_one = open_handle("open: substitutes first choices")
@@ -102,15 +103,15 @@ def fan(fans: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool = False) -
     need_columns(fans, ("model", "kind", "num_documents", "low", "median", "high", "opposite_fraction"))
     models, kinds = list(dict.fromkeys(fans["model"])), list(dict.fromkeys(fans["kind"]))
     figure = new_figure(0.6 + 2.5 * len(models))
-    panels = figure.subplots(len(models), len(kinds), sharex=True, sharey=True, squeeze=False)
+    words = {"x": "Documents in the sample", "y": "Spearman, mass and loss"}
+    panels = shared_panels(figure, len(models), len(kinds), **words, sharex=True, sharey=True)
     for row, model in zip(panels, models, strict=True):
         for axes, what in zip(row, kinds, strict=True):
             rows = fans[(fans["model"] == model) & (fans["kind"] == what)]
             _draw_fan(axes, pd.DataFrame(rows), FAN_COLOURS.get(what, INK))
-            axes.set_title(what, loc="left")
-        row[0].set_ylabel(f"{model}\nSpearman, mass and loss")
-    for axes in panels[-1]:
-        axes.set_xlabel("Documents in the sample")
+        row[0].set_ylabel(model)
+    for axes, what in zip(panels[0], kinds, strict=True):
+        axes.set_title(what, loc="left")
     stamp(panels[0, -1], kind, is_quick)
     return figure
 
@@ -125,7 +126,8 @@ def _draw_fan(axes: Axes, rows: pd.DataFrame, colour: str) -> None:
             f"{100 * row['opposite_fraction']:.0f} %", (row["num_documents"], -0.97), ha="center", va="bottom", fontsize=8, color=INK
         )
     axes.set_xscale("log")
-    axes.set_xticks(sizes, [str(n) for n in sizes])
+    is_clear = np.append(sizes[1:] >= 1.4 * sizes[:-1], True)  # a label that would touch the next one is left out
+    axes.set_xticks(sizes, [str(n) if clear else "" for n, clear in zip(sizes, is_clear, strict=True)])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(-1.0, 1.05)
     axes.set_yticks(np.linspace(-1, 1, 5))

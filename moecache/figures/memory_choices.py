@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from moecache.figures.style import FAINT, INK, Look, legend_handles, look_up, need_columns, new_figure, stamp, styled
+from moecache.figures.style import FAINT, INK, Look, legend_handles, look_up, need_columns, new_figure, shared_panels, stamp, styled
 
 CONTENDER_STYLES = {
     "waiting": Look("#444444", "|", (0, (1, 1))),
@@ -54,14 +54,13 @@ def loss_by_waited(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: boo
     bases, budgets = list(dict.fromkeys(table["base_bits"])), sorted(table["budget"].unique())
     nothing = 0.5 * table.loc[table["waited_kb"] > 0, "waited_kb"].min()
     figure = new_figure(0.9 + 1.75 * len(bases))
-    grid = figure.subplots(len(bases), len(budgets), squeeze=False, sharex=True, sharey=True)
+    words = {"x": "Waited for, thousands of bytes a token (left edge: nothing)", "y": "Loss, thousandths of a nat a token"}
+    grid = shared_panels(figure, len(bases), len(budgets), **words, sharex=True, sharey=True)
     for bits, line in zip(bases, grid, strict=True):
         for budget, axes in zip(budgets, line, strict=True):
             rows = table[(table["base_bits"] == bits) & (table["budget"] == budget)]
             _draw_curves(axes, rows, looks, nothing)
             axes.set_title(f"{bits} bits, {budget:.0%}", loc="left", fontsize=9)
-    figure.supxlabel("Waited for, thousands of bytes a token (left edge: nothing)", fontsize=10)
-    figure.supylabel("Loss, thousandths of a nat a token", fontsize=10)
     figure.legend(handles=legend_handles(looks), loc="outside upper center", ncols=3, labelcolor=FAINT)
     stamp(grid[-1, -1], kind, is_quick)
     return figure
@@ -106,7 +105,11 @@ def winner_map(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool = 
     bases, budgets = list(dict.fromkeys(table["base_bits"])), sorted(table["budget"].unique())
     nothing = 0.5 * table.loc[table["from_kb"] > 0, "from_kb"].min() if (table["from_kb"] > 0).any() else 0.5 * table["to_kb"].min()
     figure = new_figure(4.6)
-    panels: Any = figure.subplots(1, len(bases), squeeze=False, sharey=True)[0]
+    words = {
+        "x": "Memory, share of all experts' bytes at the base precision",
+        "y": "May wait for, thousands of bytes a token\n(lower edge: nothing)",
+    }
+    panels = shared_panels(figure, 1, len(bases), **words, sharey=True)[0]
     for bits, axes in zip(bases, panels, strict=True):
         rows = table[table["base_bits"] == bits]
         _draw_bands(axes, rows, budgets, looks, nothing)
@@ -116,8 +119,6 @@ def winner_map(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool = 
         axes.set_xlim(-0.5, len(budgets) - 0.5)
     panels[0].set_yscale("log")
     panels[0].set_ylim(nothing, 1.2 * table["to_kb"].max())
-    panels[0].set_ylabel("May wait for, thousands of bytes a token\n(lower edge: nothing)")
-    figure.supxlabel("Memory, share of all experts' bytes at the base precision", fontsize=10)
     handles: list[Any] = [Patch(facecolor=look.colour, alpha=0.75, label=_named(name)) for name, look in looks.items()]
     handles.append(Patch(facecolor="none", edgecolor=INK, hatch="///", label="next best not told apart"))
     figure.legend(handles=handles, loc="outside upper center", ncols=3, labelcolor=FAINT)

@@ -5,6 +5,7 @@ This module does not know how losses and intervals were computed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
-from moecache.figures.style import FAINT, Look, legend_handles, need_columns, new_figure, stamp, styled
+from moecache.figures.style import FAINT, Look, legend_handles, line_handles, need_columns, new_figure, shared_panels, stamp, styled
 
 LOOKS = (
     Look("#D55E00", "D", "-"),
@@ -23,9 +24,13 @@ LOOKS = (
     Look("#0072B2", "o", (0, (4, 2, 1, 2))),
     Look("#882255", "X", (0, (2, 2))),
     Look("#CC79A7", "P", "-"),
+    Look("#999933", "*", (0, (5, 2))),
+    Look("#332288", "<", (0, (3, 1, 1, 1))),
+    Look("#117733", "h", (0, (1, 1))),
 )
+MISSED_LOOKS = {"hit": Look("#000000", "p"), "missed": Look("#888888", "d")}
+LOSS_WORDS = "Loss a site, mnat"
 LINEAR_BELOW_MNAT = 1.0
-BELOW: Any = {"fontsize": 8, "loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "handletextpad": 0.3}
 TICKS = (-10, -1, 0, 1, 10, 100, 1000)
 
 
@@ -47,38 +52,50 @@ def crossed_cells(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool
     Raises
     ------
     ValueError
-        For absent columns or an unknown kind.
+        For absent columns, an unknown kind, or more ranks than can be told apart.
     """
     need_columns(table, ("model", "rank", "multiple", "loss", "low", "high", "relative_error2"))
-    models = list(dict.fromkeys(table["model"]))
-    figure = new_figure(0.9 + 2.9 * len(models))
-    panels = figure.subplots(len(models), 2, sharey=True, squeeze=False)
+    models, looks = list(dict.fromkeys(table["model"])), _looks(table["rank"])
+    figure = new_figure(0.9 + 2.7 * len(models))
+    panels = shared_panels(figure, len(models), 2, y=LOSS_WORDS, sharey=True)
     for (left, right), model in zip(panels, models, strict=True):
         rows = table[table["model"] == model]
-        looks = dict(zip(sorted(rows["rank"].unique()), LOOKS, strict=False))
-        for rank, look in looks.items():
+        for rank in sorted(rows["rank"].unique()):
             cells = rows[rows["rank"] == rank].sort_values("multiple")
-            _draw_line(left, cells, "multiple", look, f"rank {rank}")
-            _draw_line(right, cells, "relative_error2", look, f"rank {rank}")
+            _draw_line(left, cells, "multiple", looks[rank])
+            _draw_line(right, cells, "relative_error2", looks[rank])
         _loss_axis(left, rows)
-        left.set(ylabel="Loss a site, mnat", xlabel="Injected weight q, in 1/K")
         left.set_xscale("log")
         left.set_xticks(sorted(rows["multiple"].unique()), [f"{q:g}" for q in sorted(rows["multiple"].unique())])
         left.xaxis.set_minor_formatter(NullFormatter())
-        right.set(xlabel="Mean (e/h)² of the sites", xscale="log")
+        right.set_xscale("log")
         right.xaxis.set_minor_formatter(NullFormatter())
         left.set_title(model, loc="left")
-        left.legend(**BELOW, ncols=3)
+    panels[-1, 0].set_xlabel("Injected weight q, in 1/K")
+    panels[-1, 1].set_xlabel("Mean (e/h)² of the sites")
+    figure.legend(handles=line_handles(_named(looks)), loc="outside lower center", ncols=5)
     stamp(panels[0, 1], kind, is_quick)
     return figure
 
 
-def _draw_line(axes: Axes, cells: pd.DataFrame, column: str, look: Look, label: str) -> None:
+def _looks(ranks: pd.Series) -> dict[int, Look]:
+    """The look of each rank, the same in all panels."""
+    different = sorted(int(rank) for rank in ranks.unique())
+    if len(different) > len(LOOKS):
+        raise ValueError(f"{len(different)} ranks: at most {len(LOOKS)} can be told apart; draw fewer models at once")
+    return dict(zip(different, LOOKS, strict=False))
+
+
+def _named(looks: dict[int, Look]) -> dict[str, Look]:
+    return {f"rank {rank}": look for rank, look in looks.items()}
+
+
+def _draw_line(axes: Axes, cells: pd.DataFrame, column: str, look: Look) -> None:
     middle = 1000 * cells["loss"].to_numpy()
     bounds = [np.maximum(middle - 1000 * cells["low"], 0), np.maximum(1000 * cells["high"] - middle, 0)]
     axes.errorbar(
         cells[column], middle, yerr=bounds, color=look.colour, marker=look.marker, linestyle=look.dash, markersize=5.5, linewidth=1.2,
-        elinewidth=1.2, label=label,
+        elinewidth=1.2,
     )  # fmt: skip
 
 
@@ -112,28 +129,27 @@ def kinds_of_calls(bands: pd.DataFrame, missed: pd.DataFrame, *, kind: str = "ME
     Raises
     ------
     ValueError
-        For absent columns or an unknown kind.
+        For absent columns, an unknown kind, or more ranks than can be told apart.
     """
     for table in (bands, missed):
         need_columns(table, ("model", "family", "rank", "loss", "low", "high"))
-    models = list(dict.fromkeys(bands["model"]))
-    figure = new_figure(1.0 + 2.7 * len(models))
-    panels = figure.subplots(len(models), 2, squeeze=False, width_ratios=(1.6, 1.0))
+    models, looks = list(dict.fromkeys(bands["model"])), _looks(bands["rank"])
+    figure = new_figure(0.9 + 2.5 * len(models))
+    panels = shared_panels(figure, len(models), 2, y=LOSS_WORDS, width_ratios=(1.6, 1.0))
     for (left, right), model in zip(panels, models, strict=True):
-        _draw_groups(left, bands[bands["model"] == model], "family", "rank")
-        _draw_groups(right, missed[missed["model"] == model], "rank", "family")
+        _draw_groups(left, bands[bands["model"] == model], "family", "rank", looks)
+        _draw_groups(right, missed[missed["model"] == model], "rank", "family", MISSED_LOOKS)
         left.set_title(model, loc="left")
-        left.set_ylabel("Loss a site, mnat")
-        left.set_xlabel("Band of gate weight, and rank")
-        right.set_xlabel("Rank, at equal weight")
+    panels[-1, 0].set_xlabel("Band of gate weight, and rank")
+    panels[-1, 1].set_xlabel("Rank, at equal weight")
+    figure.legend(handles=legend_handles(_named(looks) | MISSED_LOOKS), loc="outside lower center", ncols=6, handletextpad=0.3)
     stamp(panels[0, 1], kind, is_quick)
     return figure
 
 
-def _draw_groups(axes: Axes, rows: pd.DataFrame, outer: str, inner: str) -> None:
+def _draw_groups(axes: Axes, rows: pd.DataFrame, outer: str, inner: str, looks: Mapping[Any, Look]) -> None:
     """Points in groups along the axis: the outer column names a group, the inner one a point in it."""
     place, ticks, labels = 0.0, [], []
-    looks = dict(zip(sorted(rows[inner].unique()), LOOKS, strict=False))
     for group in rows[outer].unique():
         members = rows[rows[outer] == group]
         for row in members.to_dict("records"):
@@ -145,7 +161,5 @@ def _draw_groups(axes: Axes, rows: pd.DataFrame, outer: str, inner: str) -> None
         ticks.append(place - 0.25 * (len(members) + 1))
         labels.append(f"rank {group}" if outer == "rank" else str(group))
         place += 0.6
+    _loss_axis(axes, rows)  # before the ticks, which fix the limits of both axes
     axes.set_xticks(ticks, labels)
-    _loss_axis(axes, rows)
-    named = {f"rank {name}" if inner == "rank" else str(name): look for name, look in looks.items()}
-    axes.legend(handles=legend_handles(named), **BELOW, ncols=3)

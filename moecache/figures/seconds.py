@@ -23,8 +23,10 @@ from moecache.figures.style import (
     need_columns,
     new_figure,
     open_handle,
+    shared_panels,
     stamp,
     styled,
+    two_and_five,
 )
 from moecache.figures.traces import SOURCE_COLOURS, SOURCE_MARKERS
 
@@ -75,7 +77,7 @@ def time_parts(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick: bool =
     need_columns(frame, ("policy", "hardware", "ms_per_token", *PARTS))
     policies, machines = list(dict.fromkeys(frame["policy"])), list(dict.fromkeys(frame["hardware"]))
     figure = new_figure(1.3 + 0.3 * len(policies))
-    panels = figure.subplots(1, len(machines), sharey=True, squeeze=False)[0]
+    panels = shared_panels(figure, 1, len(machines), x="ms a token", sharey=True)[0]
     for axes, machine in zip(panels, machines, strict=True):
         rows = pd.DataFrame(frame[frame["hardware"] == machine]).set_index("policy").loc[policies]
         left = np.zeros(len(policies))
@@ -84,7 +86,7 @@ def time_parts(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick: bool =
             left += rows[part].to_numpy()
         for place, total in enumerate(rows["ms_per_token"]):
             axes.annotate(_short(total), (total, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5)
-        axes.set(xlabel="ms a token", xlim=(0.0, 1.2 * left.max()))
+        axes.set_xlim(0.0, 1.2 * left.max())
         axes.set_title(MACHINE_WORDS.get(machine, machine), loc="left", pad=8, fontsize=9)
         axes.grid(True, axis="x")
     panels[0].set_yticks(range(len(policies)), policies)
@@ -117,7 +119,7 @@ def speed_up_by_link_rate(
     need_columns(frame, ("policy", "gigabytes_per_second", "speed_up", "panel"))
     words = list(dict.fromkeys(frame["panel"]))
     figure = new_figure(4.1)
-    panels = figure.subplots(1, len(words), sharey=True, squeeze=False)[0]
+    panels = shared_panels(figure, 1, len(words), x="Link, GB/s", sharey=True)[0]
     for axes, panel in zip(panels, words, strict=True):
         draw_lines(axes, pd.DataFrame(frame[frame["panel"] == panel]), "policy", "gigabytes_per_second", "speed_up")
         axes.axhline(level, color=FAINT, linewidth=1.0, linestyle=(0, (4, 2)))
@@ -127,7 +129,6 @@ def speed_up_by_link_rate(
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axes.xaxis.set_minor_locator(NullLocator())
         _mark_rates(axes, marks or {})
-        axes.set_xlabel("Link, GB/s")
         axes.set_title(panel, loc="left", pad=8, fontsize=9)
         axes.grid(True, axis="y")
     label_times(figure, panels, "Speed-up over fetching every miss")
@@ -152,7 +153,7 @@ def elasticity_bars(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick: b
     policies, machines = list(dict.fromkeys(frame["policy"])), list(dict.fromkeys(frame["hardware"]))
     constants = list(dict.fromkeys(frame["constant"]))
     figure = new_figure(3.6)
-    panels = figure.subplots(1, len(machines), sharey=True, squeeze=False)[0]
+    panels = shared_panels(figure, 1, len(machines), x="Change of time in % when the constant grows by 1 %", sharey=True)[0]
     height = 0.8 / len(policies)
     for axes, machine in zip(panels, machines, strict=True):
         for number, (policy, colour) in enumerate(zip(policies, SOURCE_COLOURS, strict=False)):
@@ -163,7 +164,6 @@ def elasticity_bars(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick: b
         axes.axvline(0.0, color=FAINT, linewidth=1.0)
         axes.set_title(machine_words(machine), loc="left", pad=8, fontsize=9)
         axes.grid(True, axis="x")
-    panels[len(panels) // 2].set_xlabel("Change of time in % when the constant grows by 1 %")
     panels[0].set_yticks(range(len(constants)), [CONSTANT_WORDS.get(name, name) for name in constants])
     panels[0].invert_yaxis()
     handles, labels = panels[0].get_legend_handles_labels()
@@ -192,7 +192,7 @@ def time_by_mass(frame: pd.DataFrame, *, names: Sequence[str] = (), kind: str = 
     looks = look_up(STYLES, frame["family"], "family")
     machines, middle = list(dict.fromkeys(frame["hardware"])), float(np.max(frame["substituted_mass"].to_numpy())) / 2
     figure = new_figure(4.5)
-    panels = figure.subplots(1, len(machines), squeeze=False)[0]
+    panels = shared_panels(figure, 1, len(machines), x="Substituted gate mass (mean a step)", y="ms a token")[0]
     for axes, machine in zip(panels, machines, strict=True):
         rows = pd.DataFrame(frame[frame["hardware"] == machine])
         front = pd.DataFrame(rows[rows["is_front"]]).sort_values("substituted_mass")
@@ -205,11 +205,9 @@ def time_by_mass(frame: pd.DataFrame, *, names: Sequence[str] = (), kind: str = 
                 _name_point(axes, row["policy"], row["substituted_mass"], row["ms_per_token"], is_left=row["substituted_mass"] > middle)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(FuncFormatter(_some_ticks))
-        axes.set_xlabel("Substituted gate mass (mean a step)")
+        axes.yaxis.set_minor_formatter(FuncFormatter(two_and_five))
         axes.set_title(machine_words(machine), loc="left", pad=8, fontsize=9)
         axes.grid(True, axis="both", which="both")
-    panels[0].set_ylabel("ms a token")
     open_one = open_handle("open: decayed count, admission")
     figure.legend(handles=[*legend_handles(looks), open_one], loc="outside lower center", ncols=3, handletextpad=0.3)
     stamp_figure(figure, kind, is_quick)
@@ -251,9 +249,3 @@ def machine_words(name: str) -> str:
 
 def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}"
-
-
-def _some_ticks(value: float, _: object) -> str:
-    """Minor labels of a logarithmic axis: 2 and 5 of each decade."""
-    digit = value / 10 ** np.floor(np.log10(value) + 1e-9)
-    return f"{value:g}" if round(digit) in (2, 5) else ""

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from moecache.figures.seconds import count_in_times, draw_lines, label_times, machine_words, stamp_figure
-from moecache.figures.style import FAINT, INK, need_columns, new_figure, stamp, styled
+from moecache.figures.style import FAINT, INK, need_columns, new_figure, shared_panels, stamp, styled
 from moecache.figures.traces import SOURCE_COLOURS, SOURCE_MARKERS
 
 
@@ -30,7 +30,7 @@ def time_by_threshold(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick:
     """
     need_columns(frame, ("hardware", "mass_threshold", "ratio", "substituted_mass"))
     figure = new_figure(3.5)
-    times, masses = figure.subplots(1, 2, width_ratios=(1.5, 1.0))
+    ((times, masses),) = shared_panels(figure, 1, 2, x="Mass threshold (0 = every miss)", width_ratios=(1.5, 1.0))
     draw_lines(times, frame.assign(hardware=frame["hardware"].map(machine_words)), "hardware", "mass_threshold", "ratio")
     times.axhline(1.0, color=FAINT, linewidth=1.0)
     times.set_yscale("log", base=2)
@@ -45,7 +45,6 @@ def time_by_threshold(frame: pd.DataFrame, *, kind: str = "SIMULATED", is_quick:
         axes.set_xscale("symlog", base=2, linthresh=min(place for place in places if place > 0))
         axes.set_xticks(places, [f"{place:g}" for place in places])
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel("Mass threshold (0 = every miss)")
         axes.grid(True, axis="y")
     stamp(masses, kind, is_quick)
     return figure
@@ -69,7 +68,7 @@ def time_by_accuracy(frame: pd.DataFrame, points: pd.DataFrame | None = None, *,
     need_columns(frame, ("panel", "hardware", "accuracy", "ratio"))
     words = list(dict.fromkeys(frame["panel"]))
     figure = new_figure(4.1)
-    panels = figure.subplots(1, len(words), sharey=True, squeeze=False)[0]
+    panels = shared_panels(figure, 1, len(words), x="Predictions that come true", sharey=True)[0]
     for axes, panel in zip(panels, words, strict=True):
         rows = pd.DataFrame(frame[frame["panel"] == panel])
         draw_lines(axes, rows.assign(hardware=rows["hardware"].map(machine_words)), "hardware", "accuracy", "ratio")
@@ -78,7 +77,6 @@ def time_by_accuracy(frame: pd.DataFrame, points: pd.DataFrame | None = None, *,
         axes.axhline(1.0, color=FAINT, linewidth=1.0)
         axes.set_yscale("log", base=2)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
-        axes.set_xlabel("Predictions that come true")
         axes.set_title(panel, loc="left", pad=8, fontsize=9)
         axes.grid(True, axis="both")
     label_times(figure, panels, "Time / time without prefetching")

@@ -15,7 +15,19 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from moecache.figures.seconds import count_in_times, stamp_figure
-from moecache.figures.style import FAINT, INK, Look, legend_handles, look_up, need_columns, new_figure, open_handle, styled
+from moecache.figures.style import (
+    FAINT,
+    INK,
+    Look,
+    legend_handles,
+    look_up,
+    need_columns,
+    new_figure,
+    open_handle,
+    shared_panels,
+    styled,
+    two_and_five,
+)
 
 PARTS = {
     "rest_seconds_per_token": ("head", "#f0e442"),
@@ -57,7 +69,7 @@ def time_parts(frame: pd.DataFrame, titles: Sequence[str] = (), *, kind: str = "
     need_columns(frame, ("policy", "link", *whole, *PARTS))
     policies, links = list(dict.fromkeys(frame["policy"])), list(dict.fromkeys(frame["link"]))
     figure = new_figure(1.5 + 0.3 * len(policies))
-    panels = figure.subplots(1, len(links), sharey=True, squeeze=False)[0]
+    panels = shared_panels(figure, 1, len(links), x="ms a token", sharey=True)[0]
     for axes, link, title in zip(panels, links, titles or links, strict=True):
         rows = 1e3 * pd.DataFrame(frame[frame["link"] == link]).set_index("policy").loc[policies, [*PARTS, *whole]]
         left = np.zeros(len(policies))
@@ -68,7 +80,7 @@ def time_parts(frame: pd.DataFrame, titles: Sequence[str] = (), *, kind: str = "
         axes.errorbar(middle, range(len(policies)), xerr=[middle - low, high - middle], fmt="none", ecolor=INK, elinewidth=1.0, capsize=2)
         for place, (end, total) in enumerate(zip(np.maximum(high, left), middle, strict=True)):
             axes.annotate(f"{total:.3g}", (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5)
-        axes.set(xlabel="ms a token", xlim=(0.0, 1.25 * max(high.max(), left.max())))
+        axes.set_xlim(0.0, 1.25 * max(high.max(), left.max()))
         axes.set_title(title, loc="left", pad=8, fontsize=9)
         axes.grid(True, axis="x")
     panels[0].set_yticks(range(len(policies)), policies)
@@ -170,7 +182,7 @@ def predicted_by_measured(frame: pd.DataFrame, share: float, *, kind: str = "MEA
     axes.set(xscale="log", yscale="log", xlabel="Measured, ms a token", ylabel="SIMULATED, ms a token")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else ""))
+        axis.set_minor_formatter(FuncFormatter(two_and_five))
     axes.grid(True, axis="both")
     figure.legend(handles=[*legend_handles(looks), open_handle("open: the disk")], loc="outside lower center", ncols=4)
     stamp_figure(figure, kind, is_quick)

@@ -32,6 +32,7 @@ RC: Any = {
     "ytick.labelsize": 9.0,
     "legend.fontsize": 9.0,
     "legend.frameon": False,
+    "figure.labelsize": 10.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": FAINT,
@@ -100,7 +101,9 @@ def styled(draw: Callable[_Arguments, Figure]) -> Callable[_Arguments, Figure]:
     @functools.wraps(draw)
     def drawn(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> Figure:
         with matplotlib.rc_context(RC):
-            return draw(*arguments, **named)
+            figure = draw(*arguments, **named)
+            _centre_shared_words(figure)
+            return figure
 
     return drawn
 
@@ -110,6 +113,31 @@ def new_figure(height_inches: float, **layout: Any) -> Figure:
     figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained", **layout)
     FigureCanvasAgg(figure)
     return figure
+
+
+def shared_panels(figure: Figure, num_rows: int, num_columns: int, *, x: str = "", y: str = "", **layout: Any) -> Any:
+    """Return panels [rows, columns] whose axes have words in common: `x` stands once below all of them, `y` once at their left.
+
+    The panels lie in a figure within the figure, so that a legend of the whole figure finds its place outside the words.
+    """
+    inner = figure.subfigures()
+    if x:
+        inner.supxlabel(x)
+    if y:
+        inner.supylabel(y)
+    return inner.subplots(num_rows, num_columns, squeeze=False, **layout)
+
+
+def _centre_shared_words(figure: Figure) -> None:
+    """Put the words of `shared_panels` at the middle of the panels: the names of their ticks may take a third of the width."""
+    if figure.subfigs:
+        figure.draw_without_rendering()
+    for inner in figure.subfigs:
+        boxes = [axes.get_position() for axes in inner.axes if axes.get_subplotspec() is not None]
+        if words := inner.get_supxlabel():
+            inner.supxlabel(words, x=(min(box.x0 for box in boxes) + max(box.x1 for box in boxes)) / 2)
+        if words := inner.get_supylabel():
+            inner.supylabel(words, y=(min(box.y0 for box in boxes) + max(box.y1 for box in boxes)) / 2)
 
 
 def stamp(axes: Axes, kind: str, is_quick: bool = False) -> None:
@@ -148,6 +176,12 @@ def legend_handles(looks: Mapping[str, Look]) -> list[Line2D]:
     return [Line2D([], [], color=look.colour, marker=look.marker, linestyle="", label=name) for name, look in looks.items()]
 
 
+def line_handles(looks: Mapping[str, Look]) -> list[Line2D]:
+    """Return a legend's handle for each name: its colour, marker and dash."""
+    dashes: dict[str, Any] = {name: look.dash for name, look in looks.items()}
+    return [Line2D([], [], color=look.colour, marker=look.marker, linestyle=dashes[name], label=name) for name, look in looks.items()]
+
+
 def open_handle(words: str) -> Line2D:
     """Return a legend's handle that says what an open point means."""
     return Line2D([], [], color=FAINT, marker="o", markerfacecolor="white", linestyle="", label=words)
@@ -166,6 +200,11 @@ def need_columns(frame: Any, columns: Iterable[str]) -> None:
         raise ValueError(f"the frame lacks {', '.join(absent)}; it has {', '.join(map(str, frame.columns))}")
     if len(frame) == 0:
         raise ValueError("the frame has no rows: there is nothing to draw")
+
+
+def two_and_five(value: float, _: object) -> str:
+    """Minor labels of a logarithmic axis: 2 and 5 of each decade."""
+    return f"{value:g}" if f"{value:.0e}"[0] in "25" else ""
 
 
 def spread(places: list[float], gap: float) -> list[float]:
