@@ -120,7 +120,7 @@ def shared_panels(figure: Figure, num_rows: int, num_columns: int, *, x: str = "
 
     The panels lie in a figure within the figure, so that a legend of the whole figure finds its place outside the words.
     """
-    inner = figure.subfigures()
+    inner: Any = figure.subfigures()
     if x:
         inner.supxlabel(x)
     if y:
