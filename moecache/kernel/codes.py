@@ -11,7 +11,7 @@ class Outcome(IntEnum):
     """What became of one call."""
 
     HIT = 0
-    """The expert was resident when the step began."""
+    """The expert was resident when the calls were looked up."""
     FETCHED = 1
     """A miss that was waited for."""
     FORCED = 2
