@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from moecache.figures.seconds import stamp_figure
-from moecache.figures.style import Look, need_columns, new_figure, styled
+from moecache.figures.style import Look, need_columns, new_figure, shared_panels, styled
 
 LOOKS = {True: Look("#0072B2", "s"), False: Look("#D55E00", "o")}
 WORDS = {True: "this project's runtime", False: "stock engine"}
@@ -51,7 +51,7 @@ def rates_by_cap(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool 
     num_columns = min(COLUMNS_OF_PANELS, len(cells))
     num_rows = math.ceil(len(cells) / num_columns)
     figure = new_figure(0.9 + num_rows * (0.7 + 0.27 * len(engines)))
-    grid = figure.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False)
+    grid = shared_panels(figure, num_rows, num_columns, x="Tokens per second", sharex=True, sharey=True)
     panels = list(grid.flat)
     for axes, cell in zip(panels, cells, strict=False):
         _draw_cell(axes, table[table["cell"] == cell], engines)
@@ -59,8 +59,6 @@ def rates_by_cap(table: pd.DataFrame, *, kind: str = "MEASURED", is_quick: bool 
     for axes in panels[len(cells) :]:
         axes.set_visible(False)
     _scale(panels[0], table, engines)
-    for axes in grid[-1]:
-        axes.set_xlabel("Tokens per second")
     figure.legend(handles=_handles(table), loc="outside lower center", ncols=2, handletextpad=0.3)
     stamp_figure(figure, kind, is_quick)
     return figure
