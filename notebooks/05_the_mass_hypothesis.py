@@ -29,6 +29,7 @@ import pandas as pd
 from moecache import chapters, claims, figures
 from moecache.experiments import mass_hypothesis
 from moecache.experiments import mass_hypothesis_report as report
+from moecache.experiments.ages_report import ages_words
 
 # %% [markdown]
 # ## Measure
@@ -132,6 +133,7 @@ chapters.show_table(report.every_model(report.residency_table, varied), digits=3
 judged = mass_hypothesis.judged_rows(frame)
 verdicts = {f"verdict_{letter}": str(claims.verdict_on(letter, judged).state) for letter in "bcdl"}
 chapters.values(num_warmup=num_warmup_documents, **verdicts, **report.values(frame, model_names))
+chapters.values(ages=ages_words(["0.15 rule", "first choice"]))
 
 # %% [markdown]
 # ## What it means
@@ -139,7 +141,7 @@ chapters.values(num_warmup=num_warmup_documents, **verdicts, **report.values(fra
 # In {{model}}, over the {{num_protecting}} policies that substitute no first choice, mass orders the losses with Spearman's coefficient
 # {{spearman_protecting}}; over the whole list {{spearman_all}}, and e² {{spearman_error}}. Policies within 10 % of each other's mass
 # differ in loss by a median factor of {{ratio}}. The strong form, equal mass and equal loss, is {{strong_form}}. In {{num_opposite}} of six
-# changes of residency mass and loss clearly move in opposite directions.
+# changes of residency mass and loss clearly move in opposite directions. {{ages}}
 #
 # Verdicts on [the claims](../claims.md), over the models {{models}}: b (more mass, more loss) {{verdict_b}}; c (mass does not
 # say which texts lose) {{verdict_c}}; d (the relation breaks for first choices) {{verdict_d}}; l (conclusions turn as the

@@ -40,6 +40,7 @@ import pandas as pd
 from moecache import chapters, claims, results
 from moecache.experiments import admission, inputs, topic_changes
 from moecache.experiments import admission_report as report
+from moecache.experiments.ages_report import ages_words
 from moecache.experiments.contrasts_report import in_mnat
 from moecache.figures import admission as drawn
 from moecache.reference.texts import DOMAINS
@@ -86,7 +87,7 @@ frame = pd.concat(frames, ignore_index=True)
 model = model_names[0]
 verdict = claims.verdict_on("f", report.one_for_claim(frame))
 chapters.values(num_warmup=num_warmup_documents, **report.values(frame, model), others=report.other_models(frame, model_names[1:]))
-chapters.values(verdict_f=str(verdict.state), evidence_f=verdict.evidence)
+chapters.values(verdict_f=str(verdict.state), evidence_f=verdict.evidence, ages=ages_words(["0.15 rule", "0.15 rule, admit at 0.5"]))
 
 # %% [markdown]
 # ## By distance from the change
@@ -143,7 +144,7 @@ chapters.show_table(in_mnat(report.planned_tests(frame, model)), digits=3)
 # Admission at 0.5 takes the substituted gate mass of the 0.15 rule from {{bare_mass:.3f}} to {{admitted_mass:.3f}}
 # ({{mass_change:+.0%}}) and its perplexity increase from {{bare_increase:.2%}} to {{admitted_increase:.2%}}: {{whole_gate}} thousandths
 # of a nat over whole documents ({{whole_first}} for the first-choice rule). Just after a change (tokens 0 to 47) its effect is
-# {{near_gate}}, in tokens 48 to 239 {{far_gate}}; this sample would have shown {{smallest_near:.1f}} and {{smallest_far:.1f}}.
+# {{near_gate}}, in tokens 48 to 239 {{far_gate}}; this sample would have shown {{smallest_near:.1f}} and {{smallest_far:.1f}}. {{ages}}
 #
 # It moves {{admitted_moved:.2f}} experts a step, {{admitted_copies:.2f}} of them copies, where the bare rule moves {{bare_moved:.2f}}.
 # The threshold rule that moves as many ({{equal_words}}) differs from it by {{near_equal}} and {{far_equal}} in the two spans (a

@@ -37,6 +37,7 @@ process_mebibytes = 640  # of each cap, for interpreter, libraries and activatio
 thread_counts = []  # threads tried beforehand for llama.cpp; empty: one a core
 read_ahead_kib = []  # read-ahead of the disk tried beforehand for engines that map files; empty: as it is
 sweep_tokens = 24  # measured in each run of that trial
+attempt_fractions = []  # caps in 16 bits in which changes to the runtime are tried; empty: none
 agreement_tokens = 0  # compared with the exact model before any clock is read; 0: not compared on this page
 timeout_seconds = 240  # after which a run is stopped
 device = "cpu"  # where engines compute; "cuda" (UNVERIFIED): caps are then shares of the experts' bytes on a GPU
@@ -44,10 +45,12 @@ host_mebibytes = 16384  # cap of main memory beside a GPU
 
 # %%
 from moecache import chapters, claims, stats
-from moecache.experiments import stock
+from moecache.experiments import stock, stock_attempts
+from moecache.experiments import stock_attempts_report as attempts_report
 from moecache.experiments import stock_place_report as places
 from moecache.experiments import stock_report as report
 from moecache.experiments import stock_words_report as words
+from moecache.experiments.ages_report import ages_words
 from moecache.experiments.stock_places import Place
 from moecache.experiments.stock_runs import Text
 from moecache.figures import stock as figures
@@ -129,6 +132,24 @@ if tests is not None:
 # {{order_words}}
 
 # %% [markdown]
+# ## Where the time goes, and what was tried
+#
+# An engine that maps its file has a small process, and every page that it touches is cached until memory runs short: with the disk's
+# read-ahead at its best, a stock engine is a page cache of its experts. This project's runtime pays for an interpreter and its libraries
+# out of the same cap, and holds whole experts. After the comparison had been seen, these changes were tried, each added to those before
+# it, beside llama.cpp in the same repeats (exploratory; milliseconds are the runtime's own account of a token):
+#
+# {{attempt_words}}
+
+# %% tags=["hide-input"]
+if attempt_fractions and not place.is_gpu:
+    tried = stock_attempts.measure(text, stock.cells_of(attempt_fractions), swept, options, num_repeats)
+    chapters.show_table(attempts_report.shown(tried), digits=3)
+    chapters.values(attempt_words=attempts_report.words(tried))
+else:
+    chapters.values(attempt_words="Nothing of this was run for this page.")
+
+# %% [markdown]
 # ## What the faster policies cost
 #
 # Fetching every miss gives exactly the model's output, as llama.cpp gives its own. The other policies do not. Perplexity increase of the
@@ -137,12 +158,12 @@ if tests is not None:
 
 # %% tags=["hide-input"]
 costs = words.quality([claims.stored_frame(name)[0] for name in words.QUALITY_EXPERIMENTS], words.POLICIES)
-chapters.values(quality_words=words.quality_words(costs))
+chapters.values(quality_words=words.quality_words(costs), ages=ages_words(words.POLICIES))
 if len(costs):
     chapters.show_table(words.quality_table(costs))
 
 # %% [markdown]
-# {{quality_words}}
+# {{quality_words}} {{ages}}
 
 # %% [markdown]
 # ## What it means

@@ -22,6 +22,7 @@ resident_fraction = 0.25  # share of a layer's experts that is resident
 num_problems = 20  # scored problems of each kind, from held-out templates
 num_warmup_problems = 2  # problems of each kind answered first and not scored
 other_fractions = []  # further capacities, exploratory
+early_model_name = ""  # an earlier age of the first model, to be set beside it; empty leaves it out
 is_admission_shown = False  # also let every substituted expert be admitted anyway, exploratory
 problems_file = ""  # path of a GSM8K or HumanEval file of JSON lines; empty: none is read
 checkpoint = ""  # folder of a checkpoint that answers that file; empty: the first reference model
@@ -133,6 +134,17 @@ parts = (
 if parts:
     table = pd.concat(parts, ignore_index=True)
     chapters.show_table(pd.concat([table[["setting"]], report.stats.shown(table).iloc[:, :3]], axis=1), digits=3)
+
+# %% [markdown]
+# {{two_ages}}
+
+# %% tags=["hide-input"]
+if early_model_name:
+    early = generation.rows(early_model_name, resident_fraction, generation.STAYS_OUT, *asked, generation.ELSEWHERE_EXPERIMENT)
+    chapters.show_table(report.right_at_ages({early_model_name: early, model_names[0]: rows}))
+    chapters.values(two_ages="Percentages belong to an age. Right answers of the model and of an earlier age of it (exploratory):")
+else:
+    chapters.values(two_ages="An earlier age of the model was not read for this page.")
 
 # %% [markdown]
 # ## Your own problems and your own model

@@ -181,6 +181,10 @@ def test_report_and_figures_show_every_policy(frame):
     assert len(generation_report.policy_table(frame)) == 10
     assert (points["low"] <= points["agreement"]).all()
     assert (points["agreement"] <= points["high"]).all()
+    ages = generation_report.right_at_ages({"young": frame.assign(is_right=False), "old": frame.assign(is_right=True)})
+    assert ages["young, right"].eq("0.0%").all()
+    assert ages["old, right"].eq("100.0%").all()
+    assert len(ages) == 10
     titles = {kind: generation_report.words_of(kind) for kind in TASKS}
     assert len(figures.agreement_by_mass(points, titles).axes) == 2
     found = world(1.0, 1.0).assign(num_exact=3, exact_is_right=True, is_right=True, template="t", agreement_whole=1.0)

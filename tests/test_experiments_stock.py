@@ -141,7 +141,7 @@ def test_a_policy_that_does_not_fit_is_said_and_not_started(machine):
     assert row["outcome"] == TOO_SMALL
     assert machine.programs() == ["llama_cpp"]
     with pytest.raises(CapacityError):
-        stock_runs._own_options(machine.files, ENGINES[QUALITY], tight)
+        stock_runs.own_options(machine.files, ENGINES[QUALITY], tight)
 
 
 def test_a_row_holds_what_the_engine_and_the_system_said(machine):

@@ -7,6 +7,7 @@ policy's? (Q. McNemar, Psychometrika 12:153, 1947.)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,19 @@ def policy_table(rows: pd.DataFrame) -> pd.DataFrame:
             "right": [f"{value:.1%}" for value in table["right"]],
         }
     )
+
+
+def right_at_ages(ages: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Share of right answers by policy, a column for each age of a model.
+
+    Parameters
+    ----------
+    ages : rows of one setting each, by the name of the age.
+    """
+    columns = {name: points(rows).set_index(["kind", "policy"])["right"] for name, rows in ages.items()}
+    table = pd.DataFrame(columns).reset_index()
+    shares = {f"{name}, right": [f"{value:.1%}" for value in table[name]] for name in columns}
+    return pd.DataFrame({"task": [words_of(kind) for kind in table["kind"]], "policy": table["policy"], **shares})
 
 
 def relations(rows: pd.DataFrame) -> pd.DataFrame:

@@ -22,16 +22,15 @@ from moecache.cache import CapacityError
 from moecache.experiments.memory_cap import CappedRun, run_capped, why_no_cap
 from moecache.experiments.read_ahead import UNKNOWN, read_ahead
 from moecache.experiments.stock_engines.protocol import Measured
+from moecache.experiments.stock_figures import DEFAULT, MEBIBYTE, figures
 from moecache.experiments.stock_files import PYTHON_VARIABLE, Files, StockError, files_of, python, tokens_of
 from moecache.experiments.stock_places import PROCESSOR, Place, place_options
 from moecache.kernel import Admission
 from moecache.policy import PRESETS, Policy
 from moecache.runtime.budget import slots_within
 
-MEBIBYTE = 2**20
 PRESET_TOP_K = 10  # calls a token for which the presets' thresholds are meant
 MAX_IN_FLIGHT = 2  # background copies under way in a layer: without a bound they would take more memory than the smallest cap leaves
-DEFAULT = 0  # a choice that is left to the engine or the machine
 RAN, KILLED, TOO_SMALL = "ran", "killed by the cap", "does not fit"
 PROGRAMS = "moecache.experiments.stock_engines"
 COLUMNS = (
@@ -196,15 +195,35 @@ def run_once(text: Text, engine: Engine, cell: Cell, choice: Choice, repeat: int
         "gpu_budget_mebibytes": weight_bytes(files, cell) / MEBIBYTE,
     }
     try:
-        options = [*_own_options(files, engine, cell), *_place_options(text, files, engine, cell)]
+        options = [*own_options(files, engine, cell), *_place_options(text, files, engine, cell)]
     except CapacityError:
-        found = {"outcome": TOO_SMALL, "is_capped": why_no_cap() is None, "read_ahead_kib": UNKNOWN, **_figures(None, None)}
+        found = {"outcome": TOO_SMALL, "is_capped": why_no_cap() is None, "read_ahead_kib": UNKNOWN, **figures(None, None)}
     else:
         found = _run(text, files, engine, cell, choice, repeat, options)
     return {name: (asked | found)[name] for name in (*COLUMNS, *(GPU_COLUMNS if text.place.is_gpu else ()))}
 
 
 def _run(text: Text, files: Files, engine: Engine, cell: Cell, choice: Choice, repeat: int, options: list[str]) -> dict[str, Any]:
+    run, answer, kibibytes = decode(text, files, engine, cell, choice, repeat, options)
+    outcome = outcome_of(run, engine)
+    return {"outcome": outcome, "is_capped": why_no_cap() is None, "read_ahead_kib": kibibytes, **figures(run, answer)}
+
+
+def decode(
+    text: Text, files: Files, engine: Engine, cell: Cell, choice: Choice, repeat: int, options: list[str]
+) -> tuple[CappedRun, Measured | None, int]:
+    """Let an engine read a text under a cell's cap.
+
+    Returns
+    -------
+    CappedRun : how the process ended.
+    Measured : the engine's answer, None where it gave none.
+    int : the read-ahead that the disk had meanwhile, KiB.
+
+    Raises
+    ------
+    StockError : it failed, and not for want of memory.
+    """
     is_capped = why_no_cap() is None
     limit = cap_bytes(files, text, cell) if is_capped else None
     with tempfile.TemporaryDirectory() as folder, read_ahead(files.model, choice.read_ahead_kib or None) as kibibytes:
@@ -213,9 +232,7 @@ def _run(text: Text, files: Files, engine: Engine, cell: Cell, choice: Choice, r
         command = [python(), "-m", f"{PROGRAMS}.{engine.module}", str(files.model), str(tokens), "--warm-tokens", str(text.warm_tokens),
                    "--measured-tokens", str(text.measured_tokens), "--threads", str(num_threads(engine, choice)), *options]  # fmt: skip
         run = run_capped(command, limit, text.timeout_seconds, env=dict(os.environ))
-    outcome = outcome_of(run, engine)
-    answer = Measured.from_output(run.stdout) if outcome == RAN else None
-    return {"outcome": outcome, "is_capped": is_capped, "read_ahead_kib": kibibytes, **_figures(run, answer)}
+    return run, Measured.from_output(run.stdout) if outcome_of(run, engine) == RAN else None, kibibytes
 
 
 def num_threads(engine: Engine, choice: Choice) -> int:
@@ -224,13 +241,26 @@ def num_threads(engine: Engine, choice: Choice) -> int:
     return choice.threads or (max(1, cores - 1) if engine.policy else cores)
 
 
-def _own_options(files: Files, engine: Engine, cell: Cell) -> list[str]:
-    """Options of this project's runtime; none for the others."""
+def own_options(files: Files, engine: Engine, cell: Cell, changed: Policy | None = None, spare_bytes: int = 0) -> list[str]:
+    """Options of this project's runtime; none for the others.
+
+    Parameters
+    ----------
+    changed : another policy than the comparison's, with the label of a preset.
+    spare_bytes : of the process's allowance, given to slots.
+
+    Raises
+    ------
+    CapacityError : the cell has no room for the slots of one token's calls.
+    """
     if not engine.policy:
         return []
-    policy = policy_of(engine, files.shape.top_k)
-    slots = slots_within(weight_bytes(files, cell), files.dense_bytes, files.block_bytes[cell.bits], policy, files.shape)
+    policy = changed or policy_of(engine, files.shape.top_k)
+    room = weight_bytes(files, cell) + spare_bytes
+    slots = slots_within(room, files.dense_bytes, files.block_bytes[cell.bits], policy, files.shape)
     options = ["--policy", policy.label, "--slots", str(int(slots[0]))]
+    if changed is not None:
+        return [*options, "--fields", json.dumps(changed.to_dict())]
     if policy.gate_threshold is not None and 0 < policy.gate_threshold < float("inf"):
         options += ["--gate-threshold", repr(policy.gate_threshold)]
     return options if policy.max_in_flight is None else [*options, "--max-in-flight", str(policy.max_in_flight)]
@@ -258,37 +288,3 @@ def outcome_of(run: CappedRun, engine: Engine) -> str:
         return TOO_SMALL
     lines = "\n".join(run.stderr.strip().splitlines()[-8:])
     raise StockError(f"{engine.name} ended with status {run.returncode}:\n{lines}")
-
-
-def _figures(run: CappedRun | None, answer: Measured | None) -> dict[str, Any]:
-    """What was measured, NaN where it was not."""
-    found: dict[str, Any] = dict.fromkeys(
-        ("tokens_per_second", "median_ms", "load_seconds", "peak_mebibytes", "rss_mebibytes", "private_mebibytes",
-         "read_mebibytes_per_token", "faults_per_token", "hit_rate", "gpu_peak_mebibytes"), float("nan")
-    )  # fmt: skip
-    found |= {"threads": DEFAULT, "flags": "{}", "versions": "{}"}
-    if run is not None and run.peak_bytes is not None:
-        found["peak_mebibytes"] = run.peak_bytes / MEBIBYTE
-    if run is None or answer is None:
-        return found
-    if answer.gpu_peak_bytes is not None:
-        found["gpu_peak_mebibytes"] = answer.gpu_peak_bytes / MEBIBYTE
-    n = len(answer.seconds)
-    return found | {
-        "tokens_per_second": n / sum(answer.seconds),
-        "median_ms": 1000 * float(np.median(answer.seconds)),
-        "load_seconds": answer.load_seconds,
-        "rss_mebibytes": answer.peak_resident_bytes / MEBIBYTE,
-        "private_mebibytes": answer.private_bytes / MEBIBYTE,
-        "read_mebibytes_per_token": answer.read_bytes / MEBIBYTE / n,
-        "faults_per_token": answer.major_faults / n,
-        "hit_rate": _hit_rate(answer.stats),
-        "threads": answer.threads,
-        "flags": json.dumps(answer.settings),
-        "versions": json.dumps(answer.versions),
-    }
-
-
-def _hit_rate(stats: dict[str, Any]) -> float:
-    calls = [stats.get(name, 0) for name in ("hit", "fetched", "forced", "substituted", "dropped")]
-    return stats["hit"] / sum(calls) if sum(calls) else float("nan")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any
 
 from moecache.experiments.stock_engines import protocol
@@ -16,6 +17,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", choices=[preset.label for preset in PRESETS], default=PRESETS[0].label, help="what is waited for")
     parser.add_argument("--gate-threshold", type=float, help="another threshold than the policy's, for a router that does not call ten")
     parser.add_argument("--max-in-flight", type=int, help="background copies under way in a layer at most (default: the policy's)")
+    parser.add_argument("--fields", type=json.loads, default={}, help="the policy's fields as JSON, where they are none of a preset's")
     parser.add_argument("--slots", type=int, required=True, help="experts a layer in memory")
     parser.add_argument("--readers", type=int, help="threads that read (default: the runtime's)")
     parser.add_argument("--host-mebibytes", type=int, default=0, help="main memory for the experts read last, behind the slots; 0: none")
@@ -30,7 +32,7 @@ def load(asked: argparse.Namespace) -> Any:
 
     policy = next(preset for preset in PRESETS if preset.label == asked.policy)
     changed = {name: getattr(asked, name) for name in ("gate_threshold", "max_in_flight") if getattr(asked, name) is not None}
-    policy = policy.replace(**changed, label=policy.label)
+    policy = moecache.Policy.from_dict({**policy.replace(**changed, label=policy.label).to_dict(), **asked.fields})
     readers = {} if asked.readers is None else {"num_readers": asked.readers}
     tier = {"host_memory": f"{asked.host_mebibytes} MiB"} if asked.host_mebibytes else {}
     model = moecache.offload(asked.model, policy, asked.slots, device=asked.device, **tier, **readers)
