@@ -411,3 +411,18 @@ def test_our_runtime_compiles_before_memory_is_counted(monkeypatch, tmp_path):
     assert asked == []
     stock_runs.compile_ahead(TEXT, [ENGINES[LLAMA], ENGINES[FETCHING]])
     assert asked == [("ours", None)]
+
+
+def test_the_factor_of_the_read_ahead_is_that_of_the_smallest_cap():
+    row = {"engine": LLAMA, "bits": 16, "outcome": RAN}
+    rates = {(0.2, 128): (5.0, 6.0), (0.2, 8192): (1.0, 1.5), (0.4, 128): (9.0,), (0.4, 8192): (1.0,)}
+    swept = pd.DataFrame(
+        [
+            {**row, "resident_fraction": cap, "asked_read_ahead_kib": kib, "tokens_per_second": rate}
+            for (cap, kib), found in rates.items()
+            for rate in found
+        ]
+    )
+    assert stock_words_report.read_ahead_factor(swept) == "4"
+    assert "unknown" in stock_words_report.read_ahead_factor(swept[swept["asked_read_ahead_kib"] == 128])
+    assert "unknown" in stock_words_report.read_ahead_factor(swept.iloc[:0])

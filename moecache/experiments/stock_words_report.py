@@ -110,6 +110,14 @@ def sweep_words(swept: pd.DataFrame) -> str:
     )
 
 
+def read_ahead_factor(swept: pd.DataFrame) -> str:
+    """How many times as fast the baseline is with the better read-ahead of the disk, in the smallest cap of 16 bits."""
+    rows = swept[(swept["engine"] == STOCK) & (swept["bits"] == 16) & (swept["outcome"] == RAN)]
+    rows = rows[rows["resident_fraction"] == rows["resident_fraction"].min()]
+    best = rows.groupby("asked_read_ahead_kib")["tokens_per_second"].max()
+    return f"{best.max() / best.min():.2g}" if len(best) > 1 else "unknown size (nothing was tuned on this page)"
+
+
 def values(frame: pd.DataFrame) -> dict[str, Any]:
     """Values of the prose."""
     num_repeats = frame["repeat"].nunique()
