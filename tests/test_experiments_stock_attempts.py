@@ -74,6 +74,8 @@ def test_tables_and_words_say_times_and_where_the_time_goes(machine):
     table = shown(frame)
     assert table["attempt"].tolist()[:3] == [STOCK, "as compared", "+ two threads compute"]
     assert table[f"times {STOCK}"].tolist() == pytest.approx([1.0] + [8.0] * 6)
+    assert table["waits, products, rest, ms"].iloc[1] == "30, 8, 4"
+    assert table["hits"].iloc[1] == "75%"
     told = words(frame)
     assert "8 times as many tokens as llama.cpp" in told
     assert "42 ms a token 30 are waits for reads, 8 products of experts" in told
@@ -86,3 +88,4 @@ def test_an_engine_killed_by_the_cap_has_no_rate(machine):
     assert frame["outcome"].tolist() == [RAN, *[stock_runs.KILLED] * 6]
     assert frame["tokens_per_second"].isna().tolist() == [False, *[True] * 6]
     assert words(frame) == ""
+    assert shown(frame)["attempt"].iloc[1] == f"as compared ({stock_runs.KILLED})"

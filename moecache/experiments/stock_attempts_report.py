@@ -16,7 +16,26 @@ RULE = "0.15 rule"  # begins the name of the attempt that is not exact
 
 
 def shown(frame: pd.DataFrame) -> pd.DataFrame:
-    """The attempts as a page shows them: means over repeats, a row per cell and attempt."""
+    """`summary` as a page shows it."""
+    table = summary(frame)
+    uses = zip(table["waiting, ms"], table["experts, ms"], table[["dense, ms", "routing, ms", "overhead, ms"]].sum(axis=1), strict=True)
+    ended = ["" if outcome == RAN else f" ({outcome})" for outcome in table["outcome"]]
+    return pd.DataFrame(
+        {
+            "cap": table["cap"],
+            "attempt": table["attempt"] + ended,
+            "slots": table["slots"],
+            "tokens/s": table["tokens/s"],
+            f"times {STOCK}": table[f"times {STOCK}"],
+            "hits": ["" if pd.isna(share) else f"{share:.0%}" for share in table["hits"]],
+            "MiB read": table["MiB read"],
+            "waits, products, rest, ms": ["" if pd.isna(wait) else f"{wait:.0f}, {own:.0f}, {rest:.0f}" for wait, own, rest in uses],
+        }
+    )
+
+
+def summary(frame: pd.DataFrame) -> pd.DataFrame:
+    """Means over repeats, a row per cell and attempt."""
     rows = []
     for (cell, attempt), runs in frame.groupby(["cell", "attempt"], sort=False):
         ran = runs[runs["outcome"] == RAN]
@@ -40,7 +59,8 @@ def shown(frame: pd.DataFrame) -> pd.DataFrame:
 
 def words(frame: pd.DataFrame) -> str:
     """How far the attempts came and where the time goes, cap by cap."""
-    return " ".join(sentence for cell in dict.fromkeys(frame["cell"]) if (sentence := _of_cell(cell, shown(frame[frame["cell"] == cell]))))
+    cells = dict.fromkeys(frame["cell"])
+    return " ".join(sentence for cell in cells if (sentence := _of_cell(cell, summary(pd.DataFrame(frame[frame["cell"] == cell])))))
 
 
 def _of_cell(cell: str, table: pd.DataFrame) -> str:
