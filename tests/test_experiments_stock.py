@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -336,6 +337,9 @@ def test_words_follow_the_rows():
     assert WHOLE.words not in stock_words_report.spare_words(both, TEXT._replace(process_mebibytes=800))
     assert "nothing was tuned" in stock_words_report.sweep_words(pd.DataFrame())
     assert list(stock_report.flags_table(world(CLEAR))["flags"]) == ["mmap=True"] * 5
+    by_cap = world(CLEAR)
+    by_cap["flags"] = [json.dumps({"policy": "p", "slots": number}) for number in range(len(by_cap))]
+    assert list(stock_report.flags_table(by_cap)["flags"]) == ["policy=p"] * 5  # slots differ from cap to cap and are not shown
 
 
 def test_costs_come_from_the_preferred_chapter_and_what_is_missing_is_named():

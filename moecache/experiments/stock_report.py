@@ -217,7 +217,8 @@ def sweep_table(swept: pd.DataFrame) -> pd.DataFrame:
 def flags_table(frame: pd.DataFrame) -> pd.DataFrame:
     """The flags with which each engine ran, one row per engine and distinct set of flags."""
     ran = frame[frame["outcome"] == RAN].drop_duplicates(["engine", "bits", "flags"])
-    return pd.DataFrame({"engine": ran["engine"], "bits": ran["bits"], "flags": [_flag_words(text) for text in ran["flags"]]})
+    table = pd.DataFrame({"engine": ran["engine"], "bits": ran["bits"], "flags": [_flag_words(text) for text in ran["flags"]]})
+    return table.drop_duplicates(ignore_index=True)
 
 
 def _flag_words(flags: str) -> str:
