@@ -75,8 +75,15 @@ def _run(question: Question, measured_tokens: int, name: str) -> pd.DataFrame:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         checkpoint = timed_checkpoint(question.geometry, progress=False)
         text = timed_text(WARM_TOKENS + measured_tokens, question.model_name)
-        tokens = {"warm_tokens": WARM_TOKENS, "measured_tokens": measured_tokens}
-        _kept[key] = rival.timed_under_cap(checkpoint, text, num_slots=question.plan().num_slots, **tokens, threads=THREADS, progress=False)
+        _kept[key] = rival.timed_under_cap(
+            checkpoint,
+            text,
+            num_slots=question.plan().num_slots,
+            warm_tokens=WARM_TOKENS,
+            measured_tokens=measured_tokens,
+            threads=THREADS,
+            progress=False,
+        )
     runs, agreement = _kept[key]
     return runs if name == "runs" else agreement if len(agreement) else pd.DataFrame({"num_tokens": np.zeros(0, np.int64)})
 
