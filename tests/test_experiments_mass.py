@@ -136,7 +136,7 @@ def test_values_name_what_the_prose_asks_for(frame: pd.DataFrame, root) -> None:
     values = report.values(frame.assign(aged_squares=frame["squared_weights"]), ["reference-512"])
     source = (root / "notebooks" / "05_the_mass_hypothesis.py").read_text()
     asked = set(pd.Series(source).str.findall(r"\{\{(\w+)").iloc[0])
-    assert asked - {"num_warmup", *(f"verdict_{letter}" for letter in "bcdl")} <= set(values)
+    assert asked - {"num_warmup", "ages", *(f"verdict_{letter}" for letter in "bcdl")} <= set(values)
     assert values["strong_form"] == "refuted"
     assert values["num_opposite"] == 3
     assert isinstance(stats.shown(report.order_rows(report.one_model(frame, "reference-512"))), pd.DataFrame)
