@@ -68,6 +68,12 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_not_repeated(machine):
     assert len(machine.commands) == 14
 
 
+def test_another_choice_for_the_stock_engine_is_another_measurement(machine):
+    first = measure(TEXT_WITH_ROOM, [SMALL], SWEPT, Options([2], []), 1)
+    again = measure(TEXT_WITH_ROOM, [SMALL], SWEPT, Options([4], []), 1)
+    assert (first["threads"].iloc[0], again["threads"].iloc[0]) == (2, 4)
+
+
 def test_tables_and_words_say_times_and_where_the_time_goes(machine):
     frame = run().assign(waiting_ms=30.0, experts_ms=8.0, dense_ms=4.0, routing_ms=0.2, overhead_ms=0.1)
     frame.loc[frame["attempt"] == STOCK, "tokens_per_second"] = 5.0

@@ -7,7 +7,7 @@ the runtime's own account (`runtime.counters`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -71,22 +71,21 @@ def measure(text: Text, cells: Sequence[Cell], swept: pd.DataFrame, options: Opt
     asked = {**text.asked(), "cells": [list(cell) for cell in cells], "num_repeats": num_repeats}
     rule = stock_runs.policy_of(ENGINES["moecache, 0.15 rule"], files_of(*text[:3], 16, "ours").shape.top_k)
     tried = attempts(rule)
+    choices = {cell: best_choice(swept, ENGINES[STOCK], cell, options) for cell in cells}
+    asked["stock_choices"] = [list(choice) for choice in choices.values()]
     asked["attempts"] = [[one.name, one.policy, one.process_mebibytes, one.threads] for one in tried]
 
     def run_all() -> pd.DataFrame:
         stock_runs.check_installed([ENGINES[STOCK]])
         stock_runs.compile_ahead(text, ENGINES.values())
-        return pd.concat(list(_runs(text, cells, swept, options, num_repeats, tried)), ignore_index=True)
+        return pd.concat(list(_runs(text, choices, num_repeats, tried)), ignore_index=True)
 
     return results.load_or_run(EXPERIMENT, asked, run_all, inputs=inputs.reference_inputs(text.model_name)).frame
 
 
-def _runs(
-    text: Text, cells: Sequence[Cell], swept: pd.DataFrame, options: Options, num_repeats: int, tried: Sequence[Attempt]
-) -> Iterator[pd.DataFrame]:
+def _runs(text: Text, choices: Mapping[Cell, Choice], num_repeats: int, tried: Sequence[Attempt]) -> Iterator[pd.DataFrame]:
     for repeat in range(1, num_repeats + 1):
-        for cell in cells:
-            choice = best_choice(swept, ENGINES[STOCK], cell, options)
+        for cell, choice in choices.items():
             yield _part(text, ENGINES[STOCK], cell, choice, repeat, Attempt(STOCK, FETCH_EVERY_MISS))
             for one in tried:
                 engine = Engine(one.name, "ours", policy=one.policy.label)

@@ -15,7 +15,7 @@ not known here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from moecache.stores.packed_file import PackedHeader
 
 PACKED_BITS = (8, 4)
 
+Tensors = dict[str, tuple[tuple[int, ...], str]]  # shape and type by name
+
 
 def low_bit_layout(full: BlockLayout, bits: int, is_transposed: bool) -> BlockLayout:
     """How a block looks whose matrices are in few bits.
@@ -35,19 +37,33 @@ def low_bit_layout(full: BlockLayout, bits: int, is_transposed: bool) -> BlockLa
     ------
     ValueError : bits other than 8 and 4.
     """
+
+    def of_matrix(spec: TensorSpec, outputs: int, inputs: int, groups: int) -> Tensors:
+        codes = {f"{spec.name}.codes": ((outputs, inputs if bits == 8 else -(-inputs // 2)), "uint8")}
+        names = ("scale",) if bits == 8 else ("scale", "zero")
+        return codes | {f"{spec.name}.{name}": ((outputs, groups), "bfloat16") for name in names}
+
+    return layout_of_matrices(full, bits, is_transposed, of_matrix)
+
+
+def layout_of_matrices(
+    full: BlockLayout, bits: int, is_transposed: bool, of_matrix: Callable[[TensorSpec, int, int, int], Tensors]
+) -> BlockLayout:
+    """A block in which every matrix of a full one is replaced by the tensors of (matrix, outputs, inputs, groups); the rest stays.
+
+    Raises
+    ------
+    ValueError : bits other than 8 and 4.
+    """
     if bits not in PACKED_BITS:
         raise ValueError(f"bits={bits!r} cannot be packed; choose 16, 8 or 4")
-    tensors: dict[str, tuple[tuple[int, ...], str]] = {}
+    tensors: Tensors = {}
     for spec in full.tensors:
         if len(spec.shape) != 2:
             tensors[spec.name] = (spec.shape, spec.dtype)
             continue
         outputs, inputs = outputs_and_inputs(spec, is_transposed)
-        groups = -(-inputs // group_size(inputs, bits))
-        tensors[f"{spec.name}.codes"] = ((outputs, inputs if bits == 8 else -(-inputs // 2)), "uint8")
-        tensors[f"{spec.name}.scale"] = ((outputs, groups), "bfloat16")
-        if bits == 4:
-            tensors[f"{spec.name}.zero"] = ((outputs, groups), "bfloat16")
+        tensors |= of_matrix(spec, outputs, inputs, -(-inputs // group_size(inputs, bits)))
     return BlockLayout.of(tensors)
 
 

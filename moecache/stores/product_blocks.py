@@ -20,7 +20,7 @@ import torch
 from moecache.low_bit import group_size, quantise
 from moecache.packed_products import CODES, SCALES, PackedMatrix, is_right, product_order
 from moecache.stores.blocks import BlockLayout, StoreError, TensorSpec
-from moecache.stores.low_bit_blocks import PACKED_BITS, outputs_and_inputs
+from moecache.stores.low_bit_blocks import Tensors, layout_of_matrices, outputs_and_inputs
 
 
 def product_layout(full: BlockLayout, bits: int, is_transposed: bool) -> BlockLayout:
@@ -30,18 +30,14 @@ def product_layout(full: BlockLayout, bits: int, is_transposed: bool) -> BlockLa
     ------
     ValueError : bits other than 8 and 4.
     """
-    if bits not in PACKED_BITS:
-        raise ValueError(f"bits={bits!r}: experts are multiplied with in {' or '.join(map(str, PACKED_BITS))} bits; choose one of them")
-    tensors: dict[str, tuple[tuple[int, ...], str]] = {}
-    for spec in full.tensors:
-        if len(spec.shape) != 2:
-            tensors[spec.name] = (spec.shape, spec.dtype)
-            continue
-        outputs, inputs = outputs_and_inputs(spec, is_transposed)
-        groups = -(-inputs // group_size(inputs, bits))
-        tensors[spec.name + CODES] = ((outputs, inputs), "int8") if bits == 8 else ((outputs, -(-inputs // 2)), "uint8")
-        tensors[spec.name + SCALES] = ((outputs,) if bits == 8 else (groups, outputs, 2), spec.dtype)
-    return BlockLayout.of(tensors)
+
+    def of_matrix(spec: TensorSpec, outputs: int, inputs: int, groups: int) -> Tensors:
+        return {
+            spec.name + CODES: ((outputs, inputs), "int8") if bits == 8 else ((outputs, -(-inputs // 2)), "uint8"),
+            spec.name + SCALES: ((outputs,) if bits == 8 else (groups, outputs, 2), spec.dtype),
+        }
+
+    return layout_of_matrices(full, bits, is_transposed, of_matrix)
 
 
 def check_products(full: BlockLayout, bits: int, is_transposed: bool) -> str:
